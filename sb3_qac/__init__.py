@@ -1,0 +1,18 @@
+"""All-action actor-critics for Stable-Baselines3."""
+
+import contextlib
+from pathlib import Path
+
+import gymnasium as gym
+
+from sb3_qac.qa2c import QA2C
+
+__version__ = (Path(__file__).parent / "version.txt").read_text().strip()
+
+# gymnasium >= 1.0 finds no environments by itself: without this, "PongNoFrameskip-v4" does not exist.
+with contextlib.suppress(ImportError):
+    import ale_py
+
+    gym.register_envs(ale_py)
+
+__all__ = ["QA2C", "__version__"]

@@ -1,0 +1,80 @@
+"""Checks of what the user passes: each error names the value given, what is allowed, and what to do."""
+
+import math
+from typing import Any
+
+from gymnasium import spaces
+
+
+def check_action_space(action_space: spaces.Space) -> None:
+    """
+    :param action_space: Action space of the environment
+    :raises ValueError: if it is not ``Discrete`` counting from 0
+    """
+    if isinstance(action_space, spaces.Discrete):
+        if action_space.start != 0:
+            raise ValueError(
+                f"The action space {action_space} starts at {action_space.start}, but actions are counted from 0 here. "
+                "Wrap the environment with `gymnasium.wrappers.TransformAction`, "
+                f"action space `Discrete({action_space.n})` and `lambda action: action + {action_space.start}`."
+            )
+        return
+    instead = {
+        spaces.Box: "For continuous actions use PPO or SAC of stable_baselines3.",
+        spaces.MultiDiscrete: "Use A2C or PPO of stable_baselines3, or enumerate the combinations in one `Discrete` space.",
+        spaces.MultiBinary: "Use A2C or PPO of stable_baselines3, or enumerate the combinations in one `Discrete` space.",
+    }
+    raise ValueError(
+        "The critic has one value per action, so the action space must be `gymnasium.spaces.Discrete`, "
+        f"but {action_space} was given. " + instead.get(type(action_space), "Wrap the environment to make it `Discrete`.")
+    )
+
+
+def check_observation_space(observation_space: spaces.Space, dict_policy: bool) -> None:
+    """
+    :param observation_space: Observation space of the environment
+    :param dict_policy: Whether the policy is one for dict observations
+    :raises ValueError: if no policy, or not this one, can take it
+    """
+    if not isinstance(observation_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict)):
+        raise ValueError(
+            f"The observation space {observation_space} is not supported: it must be Box, Discrete, MultiDiscrete, "
+            "MultiBinary or a Dict of those. Wrap the environment, for instance with `gymnasium.wrappers.FlattenObservation`."
+        )
+    if dict_policy and not isinstance(observation_space, spaces.Dict):
+        raise ValueError(
+            f"'MultiInputPolicy' takes dict observations, but {observation_space} was given. "
+            "Use 'CnnPolicy' for images and 'MlpPolicy' for the rest."
+        )
+
+
+def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = math.inf) -> None:
+    """
+    :param name: Name of the parameter, for the message
+    :param value: Value given
+    :param minimum: Smallest value allowed
+    :param maximum: Largest value allowed
+    :raises ValueError: if it is no finite number between the two
+    """
+    try:
+        allowed = math.isfinite(value) and minimum <= value <= maximum
+    except TypeError:
+        allowed = False
+    if not allowed:
+        limits = f"at least {minimum:g}" if maximum == math.inf else f"between {minimum:g} and {maximum:g}"
+        raise ValueError(f"`{name}` must be a finite number, {limits}, but {value!r} was given.")
+
+
+def check_finite(terms: dict[str, float]) -> None:
+    """
+    :param terms: Losses and statistics of an update by name
+    :raises ValueError: if one of them is not finite; RL Zoo prunes an optimisation trial that raises it
+    """
+    diverged = {name: value for name, value in terms.items() if not math.isfinite(value)}
+    if diverged:
+        raise ValueError(
+            f"Training diverged ({', '.join(f'{name} is {value}' for name, value in diverged.items())}): "
+            "this update was not made, the parameters are those of the last good one. "
+            "Lower `learning_rate`, or normalise observations and rewards (`VecNormalize`); to see whether "
+            "the environment sends NaN or infinity, wrap it with `VecCheckNan(env, raise_exception=True)`."
+        )

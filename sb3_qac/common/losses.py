@@ -1,0 +1,81 @@
+"""
+The losses of actor-critics with an action-value critic, as functions of tensors.
+
+Notation: ``pi(a|s)`` is the policy, ``Q(s, a)`` the critic and ``V~(s) = sum_a pi(a|s) Q(s, a)`` the value of the state
+that the two imply. Every loss is to be minimised and is a mean over the batch.
+"""
+
+import torch as th
+from torch.nn import functional as F
+
+
+def state_values(action_probs: th.Tensor, q_values: th.Tensor) -> th.Tensor:
+    """
+    Value of each state under the policy, ``V~(s) = sum_a pi(a|s) Q(s, a)``.
+
+    :param action_probs: ``pi(a|s)``, shape (batch_size, n_actions)
+    :param q_values: ``Q(s, a)``, shape (batch_size, n_actions)
+    :return: ``V~(s)``, shape (batch_size, 1), as SB3 shapes the values of states
+    """
+    return (action_probs * q_values).sum(dim=1, keepdim=True)
+
+
+def all_action_policy_loss(log_probs: th.Tensor, weights: th.Tensor) -> th.Tensor:
+    """
+    All-action policy gradient: the expectation over actions is taken exactly, ``-mean_s sum_a pi(a|s) w(s, a)``.
+
+    The actions of the trajectory do not enter. The weights are detached here: were they not, the actor would train
+    the critic upwards, and with ``w = Q - V~`` its gradient would be exactly zero.
+
+    Paper: Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503, equation 4
+
+    :param log_probs: ``log pi(a|s)`` of every action, shape (batch_size, n_actions)
+    :param weights: ``Q(s, a)`` or an advantage, shape (batch_size, n_actions)
+    :return: scalar loss
+    """
+    return -(log_probs.exp() * weights.detach()).sum(dim=1).mean()
+
+
+def sampled_policy_loss(log_prob: th.Tensor, weight: th.Tensor) -> th.Tensor:
+    """
+    Policy gradient estimated on the action that was taken, ``-mean_s log pi(a_t|s_t) w(s_t, a_t)``.
+
+    :param log_prob: ``log pi(a_t|s_t)`` of the action taken, shape (batch_size, 1)
+    :param weight: its weight, detached here, shape (batch_size, 1)
+    :return: scalar loss
+    """
+    return -(log_prob * weight.detach()).mean()
+
+
+def critic_loss(q_taken: th.Tensor, returns: th.Tensor) -> th.Tensor:
+    """
+    Squared error of the critic at the actions that were taken, ``mean_s (R_t - Q(s_t, a_t))^2``.
+
+    :param q_taken: ``Q(s_t, a_t)``, shape (batch_size, 1)
+    :param returns: bootstrapped n-step returns ``R_t``, shape (batch_size, 1)
+    :return: scalar loss
+    """
+    return F.mse_loss(q_taken, returns)
+
+
+def negative_entropy(log_probs: th.Tensor) -> th.Tensor:
+    """
+    Negative entropy of the policy in nats, ``mean_s sum_a pi(a|s) log pi(a|s)``: minimising it favours exploration.
+
+    :param log_probs: ``log pi(a|s)`` of every action, shape (batch_size, n_actions)
+    :return: scalar loss, between ``-log(n_actions)`` and 0
+    """
+    return (log_probs.exp() * log_probs).sum(dim=1).mean()
+
+
+def action_gap(q_values: th.Tensor) -> th.Tensor:
+    """
+    Mean difference between the best and the second best action of a state (0 when there is but one).
+
+    Paper: Bellemare et al. 2016, "Increasing the action gap", https://arxiv.org/abs/1512.04860
+
+    :param q_values: ``Q(s, a)`` or an advantage, shape (batch_size, n_actions)
+    :return: scalar, at least 0
+    """
+    best = q_values.topk(min(2, q_values.shape[1]), dim=1).values
+    return (best[:, 0] - best[:, -1]).mean()

@@ -1,0 +1,160 @@
+from functools import partial
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import (
+    ActorCriticCnnPolicy,
+    ActorCriticPolicy,
+    BasePolicy,
+    MultiInputActorCriticPolicy,
+)
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
+
+from sb3_qac.common.checks import check_action_space
+from sb3_qac.common.losses import state_values
+
+
+class ActorCriticQPolicy(ActorCriticPolicy):
+    """
+    Policy class for actor-critics with an action-value critic (has both policy and Q-value prediction).
+
+    It is SB3's ``ActorCriticPolicy`` with a head of one value per action, ``q_net``, instead of the head of one value
+    per state. The value of a state, which SB3's rollout buffer bootstraps from, is the critic's mean under the policy:
+    ``V~(s) = sum_a pi(a|s) Q(s, a)``. The parameters are those of ``ActorCriticPolicy`` (``net_arch=dict(pi=..., vf=...)``:
+    ``vf`` is the critic's part), less those of continuous actions; with the same seed, trunk and actor start from the
+    same weights as in A2C.
+
+    :param observation_space: Observation space
+    :param action_space: Action space, ``Discrete`` only (it raises ``ValueError`` for others)
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param kwargs: Further arguments of ``stable_baselines3.common.policies.ActorCriticPolicy``
+    """
+
+    action_space: spaces.Discrete
+    q_net: nn.Linear
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any) -> None:
+        check_action_space(action_space)
+        super().__init__(observation_space, action_space, lr_schedule, **kwargs)
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        """
+        Create the networks and the optimizer.
+
+        :param lr_schedule: Learning rate schedule, lr_schedule(1) is the initial learning rate
+        """
+        super()._build(lr_schedule)
+        del self.value_net
+        self.q_net = nn.Linear(self.mlp_extractor.latent_dim_vf, int(self.action_space.n))
+        if self.ortho_init:
+            self.q_net.apply(partial(self.init_weights, gain=1))
+        # The optimizer that was just made holds the parameters of the head that is gone
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        data = super()._get_constructor_parameters()
+        # SB3 leaves this one out, so that separate trunks could not be loaded again
+        data.update(share_features_extractor=self.share_features_extractor)
+        return data
+
+    def _actor_critic(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor]:
+        """
+        :param obs: Observation
+        :return: the action distribution, and the Q-values, shape (batch_size, n_actions)
+        """
+        features = self.extract_features(obs)
+        if self.share_features_extractor:
+            latent_pi, latent_vf = self.mlp_extractor(features)
+        else:
+            pi_features, vf_features = features
+            latent_pi = self.mlp_extractor.forward_actor(pi_features)
+            latent_vf = self.mlp_extractor.forward_critic(vf_features)
+        return self._get_action_dist_from_latent(latent_pi), self.q_net(latent_vf)
+
+    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """
+        Forward pass in all the networks (actor and critic)
+
+        :param obs: Observation
+        :param deterministic: Whether to sample or use deterministic actions
+        :return: action, value of the state (``V~``, shape (batch_size, 1)) and log probability of the action
+        """
+        distribution, q_values = self._actor_critic(obs)
+        actions = distribution.get_actions(deterministic=deterministic)
+        values = state_values(distribution.distribution.probs, q_values)
+        return actions, values, distribution.log_prob(actions)
+
+    def evaluate_actions(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """
+        Evaluate actions according to the current policy, given the observations.
+
+        :param obs: Observation
+        :param actions: Actions, shape (batch_size,)
+        :return: value of the state (``V~``, shape (batch_size, 1)), log likelihood of taking those actions
+            and entropy of the action distribution
+        """
+        distribution, q_values = self._actor_critic(obs)
+        values = state_values(distribution.distribution.probs, q_values)
+        return values, distribution.log_prob(actions), distribution.entropy()
+
+    def evaluate_all_actions(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Evaluate every action according to the current policy, given the observations.
+
+        :param obs: Observation
+        :return: ``Q(s, a)`` and ``log pi(a|s)`` of every action, shape (batch_size, n_actions) each
+        """
+        distribution, q_values = self._actor_critic(obs)
+        # ``Categorical`` keeps its logits normalised: they are the log probabilities
+        return q_values, distribution.distribution.logits
+
+    def predict_q_values(self, obs: PyTorchObs) -> th.Tensor:
+        """
+        Get the estimated values of all actions given the observations.
+
+        :param obs: Observation
+        :return: ``Q(s, a)``, shape (batch_size, n_actions)
+        """
+        # Not ``self.extract_features``, which runs both trunks when they are separate
+        features = BasePolicy.extract_features(self, obs, self.vf_features_extractor)
+        return self.q_net(self.mlp_extractor.forward_critic(features))
+
+    def predict_values(self, obs: PyTorchObs) -> th.Tensor:
+        """
+        Get the estimated values of the states according to the current policy given the observations.
+
+        :param obs: Observation
+        :return: ``V~(s) = sum_a pi(a|s) Q(s, a)``, shape (batch_size, 1)
+        """
+        distribution, q_values = self._actor_critic(obs)
+        return state_values(distribution.distribution.probs, q_values)
+
+
+class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):
+    """
+    CNN policy class for actor-critics with an action-value critic: the Nature CNN, then the two heads.
+
+    :param observation_space: Observation space, images
+    :param action_space: Action space, ``Discrete`` only (it raises ``ValueError`` for others)
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param kwargs: Further arguments of ``stable_baselines3.common.policies.ActorCriticCnnPolicy``
+    """
+
+
+class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPolicy):
+    """
+    MultiInput policy class for actor-critics with an action-value critic: dict observations, then the two heads.
+
+    :param observation_space: Observation space, ``Dict``
+    :param action_space: Action space, ``Discrete`` only (it raises ``ValueError`` for others)
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param kwargs: Further arguments of ``stable_baselines3.common.policies.MultiInputActorCriticPolicy``
+    """
+
+
+MlpPolicy = ActorCriticQPolicy
+CnnPolicy = ActorCriticQCnnPolicy
+MultiInputPolicy = MultiInputActorCriticQPolicy

@@ -1,0 +1,266 @@
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import explained_variance
+
+from sb3_qac.common.checks import check_action_space, check_finite, check_number, check_observation_space
+from sb3_qac.common.losses import (
+    action_gap,
+    all_action_policy_loss,
+    critic_loss,
+    negative_entropy,
+    sampled_policy_loss,
+    state_values,
+)
+from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
+
+SelfQA2C = TypeVar("SelfQA2C", bound="QA2C")
+
+
+class QA2C(OnPolicyAlgorithm):
+    """
+    Q Advantage Actor-Critic (QA2C): A2C with an action-value critic and the all-action policy gradient.
+
+    Paper: Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503;
+    the all-action gradient is from Sutton et al. 2001, "Comparing policy-gradient algorithms".
+
+    Differences from A2C: the critic is Q(s, a), learnt from the n-step returns R_t of the actions taken, and the actor
+    is tuned on all actions at once::
+
+        loss = - pg_coef  * mean_s [ sum_a pi(a|s) w(s, a) ]           w = Q(s, a), or Q(s, a) - V~(s) with the baseline
+               - ent_coef * mean_s [ entropy of pi(.|s) ]              V~(s) = sum_a pi(a|s) Q(s, a)
+               + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]           w and V~ are constants to the gradient
+
+    The baseline cannot change the gradient of this actor loss, sum_a pi(a|s) being 1: it acts on the sampled estimator.
+    The defaults are for Atari games; see the README for other tasks.
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
+    :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
+    :param learning_rate: The learning rate, it can be a function
+        of the current progress remaining (from 1 to 0)
+    :param n_steps: The number of steps to run for each environment per update
+        (i.e. batch size is n_steps * n_env where n_env is number of environment copies running in parallel)
+    :param gamma: Discount factor, between 0 and 1
+    :param gae_lambda: Factor for trade-off of bias vs variance of the critic's targets, TD(lambda), between 0 and 1.
+        They are the n-step returns when set to 1.
+    :param pg_coef: Policy gradient coefficient for the loss calculation
+    :param ent_coef: Entropy coefficient for the loss calculation
+    :param vf_coef: Value function coefficient for the loss calculation
+    :param baseline: Whether the actor is weighted with the advantage Q - V~ rather than with Q
+    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for the classic Q actor-critic,
+        weighted log probability of the action taken
+    :param beta: Weight of the sampled correction of beta-LOO (Gruslys et al. 2017, https://arxiv.org/abs/1704.04651):
+        the actor also maximises beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the
+        critic, at 1 it is unbiased whatever the critic is worth. Only for "all-action".
+    :param max_grad_norm: The maximum value for the gradient clipping
+    :param rms_prop_eps: RMSProp epsilon. It stabilizes square root computation in denominator
+        of RMSProp update
+    :param use_rms_prop: Whether to use RMSprop in TensorFlow's manner (``RMSpropTFLike``, default) or Adam as optimizer
+    :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
+    :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation.
+    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
+        the reported success rate, mean episode length, and mean reward over
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments to be passed to the policy on creation
+    :param verbose: Verbosity level: 0 for no output, 1 for info messages (such as device or wrappers used), 2 for
+        debug messages
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run.
+        Setting it to auto, the code will be run on the GPU if possible.
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
+    """
+
+    policy: ActorCriticQPolicy  # type: ignore[assignment]
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": ActorCriticQPolicy,
+        "CnnPolicy": ActorCriticQCnnPolicy,
+        "MultiInputPolicy": MultiInputActorCriticQPolicy,
+    }
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticQPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1.5e-3,
+        n_steps: int = 5,
+        gamma: float = 0.99,
+        gae_lambda: float = 1.0,
+        pg_coef: float = 0.1,
+        ent_coef: float = 0.001,
+        vf_coef: float = 0.5,
+        baseline: bool = False,
+        policy_gradient: Literal["all-action", "sampled"] = "all-action",
+        beta: float = 0.0,
+        max_grad_norm: float = 0.5,
+        rms_prop_eps: float = 1e-5,
+        use_rms_prop: bool = True,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=dict(policy_kwargs or {}),
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            _init_setup_model=False,
+        )
+
+        self.pg_coef = pg_coef
+        self.baseline = baseline
+        self.policy_gradient = policy_gradient
+        self.beta = beta
+
+        # Update optimizer inside the policy if we want to use RMSProp
+        # (original implementation) rather than Adam
+        if use_rms_prop and "optimizer_class" not in self.policy_kwargs:
+            self.policy_kwargs["optimizer_class"] = RMSpropTFLike
+            self.policy_kwargs["optimizer_kwargs"] = dict(alpha=0.99, eps=rms_prop_eps)
+
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        # Here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
+        self._check_arguments()
+        super()._setup_model()
+
+    def _check_arguments(self) -> None:
+        check_action_space(self.action_space)
+        check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
+        for name in ("pg_coef", "ent_coef", "vf_coef", "beta", "max_grad_norm"):
+            check_number(name, getattr(self, name))
+        for name in ("gamma", "gae_lambda"):
+            check_number(name, getattr(self, name), maximum=1)
+        check_number("n_steps", self.n_steps, minimum=1)
+        if self.policy_gradient not in ("all-action", "sampled"):
+            raise ValueError(f"`policy_gradient` must be 'all-action' or 'sampled', but {self.policy_gradient!r} was given.")
+        if self.policy_gradient == "sampled" and self.beta > 0:
+            raise ValueError(
+                f"`beta` ({self.beta}) corrects the all-action estimator and cannot go with policy_gradient='sampled'. "
+                "Set `beta=0`, or `policy_gradient='all-action'`."
+            )
+        if not issubclass(self.policy_class, ActorCriticQPolicy):
+            raise ValueError(
+                f"The policy {self.policy_class.__name__} has no Q-value head. "
+                f"Use one of {', '.join(self.policy_aliases)} or a subclass of ActorCriticQPolicy."
+            )
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
+        super()._maybe_recommend_cpu(mlp_class_name)
+
+    def train(self) -> None:
+        """
+        Update policy using the currently gathered
+        rollout buffer (one gradient step over whole data).
+        """
+        # Switch to train mode (this affects batch norm / dropout)
+        self.policy.set_training_mode(True)
+
+        # Update optimizer learning rate
+        self._update_learning_rate(self.policy.optimizer)
+
+        # This will only loop once (get all data in one go)
+        for rollout_data in self.rollout_buffer.get(batch_size=None):
+            actions = rollout_data.actions.long()  # (batch_size, 1)
+            returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
+
+            # The weights have not changed since the rollout, so these are also its Q-values
+            q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
+            q_taken, log_prob_taken = q_values.gather(1, actions), log_probs.gather(1, actions)  # (batch_size, 1)
+            values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
+            advantages = q_values.detach() - values  # (batch_size, n_actions)
+
+            # Policy gradient loss
+            weights = advantages if self.baseline else q_values
+            if self.policy_gradient == "all-action":
+                policy_loss = all_action_policy_loss(log_probs, weights)
+                policy_loss = policy_loss + self.beta * sampled_policy_loss(log_prob_taken, returns - q_taken)
+            else:
+                policy_loss = sampled_policy_loss(log_prob_taken, weights.gather(1, actions))
+
+            # Value loss using the n-step returns
+            value_loss = critic_loss(q_taken, returns)
+
+            # Entropy loss favor exploration
+            entropy_loss = negative_entropy(log_probs)
+
+            loss = self.pg_coef * policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+
+            # Optimization step
+            self.policy.optimizer.zero_grad()
+            loss.backward()
+
+            # Clip grad norm
+            grad_norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+
+            diagnostics = {
+                "loss": loss,
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy_loss": entropy_loss,
+                "grad_norm": grad_norm,
+                "state_value": values.mean(),
+                "q_target": returns.mean(),
+                "abs_advantage": advantages.abs().mean(),
+                "action_gap": action_gap(advantages),
+            }
+            # One transfer from the device for all of them
+            logged = dict(zip(diagnostics, th.stack(list(diagnostics.values())).tolist(), strict=True))
+            check_finite(logged)
+            self.policy.optimizer.step()
+
+        self._n_updates += 1
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name, value in logged.items():
+            self.logger.record(f"train/{name}", value)
+        # Of the state values, as in A2C, and of the Q-values of the actions taken
+        explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
+        explained_var_q = explained_variance(q_taken.numpy(force=True).flatten(), returns.numpy(force=True).flatten())
+        self.logger.record("train/explained_variance", explained_var)
+        self.logger.record("train/explained_variance_q", explained_var_q)
+
+    def learn(
+        self: SelfQA2C,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 100,
+        tb_log_name: str = "QA2C",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfQA2C:
+        return super().learn(
+            total_timesteps=total_timesteps,
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )

@@ -1,0 +1,125 @@
+"""
+Registration with RL Zoo: the algorithm, its search space and its presets.
+
+RL Zoo has no plugins. Its own documentation registers an algorithm by writing into ``rl_zoo3.ALGOS``; this does it for
+all three places that ask for the algorithm's name. It happens by itself through ``sb3_qac_zoo_hook``, or by ``register()``.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_qac.qa2c import QA2C
+
+if TYPE_CHECKING:
+    import optuna
+
+ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C}
+
+
+def presets(algo: str) -> Path:
+    """
+    :param algo: Name of an algorithm in RL Zoo: "qa2c", or "a2c" for the settings it is compared with
+    :return: Path of the file with its hyperparameters
+    """
+    inside, beside = Path(__file__).parent / "hyperparams", Path(__file__).parent.parent / "hyperparams"
+    return (inside if inside.is_dir() else beside) / f"{algo}.yml"
+
+
+def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+    """
+    Sampler for QA2C hyperparams. Those of the policy are left as the preset has them, so that it serves every policy;
+    ``baseline`` is not sampled because it cannot change the all-action gradient.
+
+    :param trial: Trial of Optuna
+    :param n_actions: (unused, for continuous actions)
+    :param n_envs: Number of parallel environments of the preset
+    :param additional_args: (unused, for off-policy algorithms)
+    :return: Arguments of ``QA2C``
+    """
+    trial.suggest_int("n_steps_pow", 2, 6)
+    trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True)
+    trial.suggest_float("one_minus_gae_lambda", 0.001, 0.2, log=True)
+    trial.suggest_float("learning_rate", 1e-4, 5e-3, log=True)
+    trial.suggest_float("pg_coef", 0.05, 2, log=True)
+    trial.suggest_float("vf_coef", 0.1, 1, log=True)
+    trial.suggest_float("ent_coef", 1e-5, 0.1, log=True)
+    trial.suggest_float("max_grad_norm", 0.3, 5, log=True)
+    trial.suggest_categorical("beta", [0.0, 0.5, 1.0])
+
+    hyperparams = convert_qa2c_params(trial.params)
+    # Display true values
+    for name in ("n_steps", "gamma", "gae_lambda"):
+        trial.set_user_attr(name, hyperparams[name])
+    return hyperparams
+
+
+def convert_qa2c_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param sampled_params: Values sampled by ``sample_qa2c_params``, as Optuna stores them
+    :return: Arguments of ``QA2C``
+    """
+    hyperparams = dict(sampled_params)
+    hyperparams["n_steps"] = 2 ** hyperparams.pop("n_steps_pow")
+    hyperparams["gamma"] = 1 - hyperparams.pop("one_minus_gamma")
+    hyperparams["gae_lambda"] = 1 - hyperparams.pop("one_minus_gae_lambda")
+    return hyperparams
+
+
+def _register_algorithms(utils: ModuleType) -> None:
+    for name, algorithm in ALGORITHMS.items():
+        registered = utils.ALGOS.setdefault(name, algorithm)
+        if registered is not algorithm:
+            raise ValueError(f"RL Zoo knows {name!r} already, as {registered}: not replaced by {algorithm}.")
+
+
+def _register_search_space(hyperparams_opt: ModuleType) -> None:
+    hyperparams_opt.HYPERPARAMS_SAMPLER["qa2c"] = sample_qa2c_params
+    hyperparams_opt.HYPERPARAMS_CONVERTER["qa2c"] = convert_qa2c_params
+
+
+def _register_presets(exp_manager: ModuleType) -> None:
+    init = exp_manager.ExperimentManager.__init__
+    if hasattr(init, "__wrapped__"):
+        return
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def init_with_presets(*args: Any, **kwargs: Any) -> None:
+        call = signature.bind(*args, **kwargs)
+        if call.arguments["algo"] in ALGORITHMS and not call.arguments.get("config"):
+            call.arguments["config"] = str(presets(call.arguments["algo"]))
+        init(*call.args, **call.kwargs)
+
+    exp_manager.ExperimentManager.__init__ = init_with_presets
+
+
+PLACES: dict[str, Callable[[ModuleType], None]] = {
+    "rl_zoo3.utils": _register_algorithms,
+    "rl_zoo3.hyperparams_opt": _register_search_space,
+    "rl_zoo3.exp_manager": _register_presets,
+}
+
+
+def register_in(module: ModuleType) -> None:
+    """
+    :param module: One of RL Zoo's modules named in ``PLACES``
+    :raises ValueError: if RL Zoo has another algorithm under the same name
+    """
+    PLACES[module.__name__](module)
+
+
+def register() -> None:
+    """
+    Make the algorithms known to RL Zoo; once or again, it is the same.
+
+    :raises ValueError: if RL Zoo has another algorithm under the same name
+    """
+    for name in PLACES:
+        register_in(importlib.import_module(name))

@@ -1,0 +1,66 @@
+"""
+Start-up hook: makes ``python -m rl_zoo3.train --algo qa2c`` work on a stock RL Zoo, which has no plugins.
+
+Every interpreter of the environment runs ``install`` when it starts, through ``sb3_qac_zoo_hook.pth`` (from Python 3.15 on
+``sb3_qac_zoo_hook.start``, PEP 829). So this file is standard library only, imports nothing but what the interpreter has
+loaded already, never raises, and does nothing until ``rl_zoo3`` itself is imported.
+
+Off switch: the environment variable ``SB3_QAC_ZOO_HOOK=0``.
+"""
+
+import os
+import sys
+
+# The modules of RL Zoo that sb3_qac.zoo registers in, each right after it was run
+ZOO_MODULES = ("rl_zoo3.utils", "rl_zoo3.hyperparams_opt", "rl_zoo3.exp_manager")
+
+
+class ZooFinder:
+    """Finds RL Zoo's modules as the other finders do, and has sb3_qac registered in them after they were run."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name not in ZOO_MODULES:
+            return None
+        for finder in sys.meta_path:
+            if finder is cls or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    register_after_run(spec.loader)
+                return spec
+        return None
+
+
+def register_after_run(loader):
+    """:param loader: Loader of one of RL Zoo's modules"""
+    run = loader.exec_module
+
+    def exec_module(module):
+        run(module)
+        register(module)
+
+    loader.exec_module = exec_module
+
+
+def register(module):
+    """:param module: One of RL Zoo's modules, after it was run"""
+    try:
+        from sb3_qac.zoo import register_in
+
+        register_in(module)
+    except Exception as error:
+        import warnings
+
+        warnings.warn(
+            f"sb3_qac could not register its algorithms in {module.__name__} ({type(error).__name__}: {error}). "
+            "`python -m sb3_qac doctor` looks for the cause; SB3_QAC_ZOO_HOOK=0 in the environment switches this off.",
+            stacklevel=2,
+        )
+
+
+def install():
+    """Register the finder, once, unless the off switch is set."""
+    if os.environ.get("SB3_QAC_ZOO_HOOK") != "0" and ZooFinder not in sys.meta_path:
+        sys.meta_path.insert(0, ZooFinder)
