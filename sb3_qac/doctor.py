@@ -1,0 +1,122 @@
+"""Examination of an installation: is the RL Zoo hook live, and what is wrong if not."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium as gym
+import yaml
+
+from sb3_qac import __version__
+from sb3_qac.zoo import ALGORITHMS, presets
+
+HOOK = "sb3_qac_zoo_hook"
+REINSTALL = "Install again: `pip install --force-reinstall --no-deps sb3_qac`, or `pip install -e .` in a checkout."
+
+
+class Finding(NamedTuple):
+    """
+    :param what: What was looked at
+    :param ok: Whether it is as it should be
+    :param found: What was found
+    :param cure: What to do if not
+    """
+
+    what: str
+    ok: bool
+    found: str
+    cure: str = ""
+
+
+def examine() -> list[Finding]:
+    """:return: One finding for each thing that the plugin needs"""
+    return [
+        Finding("Python", sys.version_info >= (3, 10), platform.python_version(), "Python 3.10 or newer is needed."),
+        _versions(),
+        _opencv(),
+        _atari(),
+        _presets(),
+        _hook_files(),
+        _hook_switch(),
+        _zoo_command(),
+    ]
+
+
+def _versions() -> Finding:
+    names = ("stable_baselines3", "sb3_contrib", "rl_zoo3", "torch", "gymnasium", "ale-py", "wandb", "numpy")
+    versions = {name: _version(name) for name in names}
+    return Finding(
+        "packages",
+        all(versions.values()),
+        ", ".join(f"{name} {version or 'missing'}" for name, version in {"sb3_qac": __version__, **versions}.items()),
+        "Install what is missing: `pip install " + " ".join(name for name in names if not versions[name]) + "`.",
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _opencv() -> Finding:
+    builds = [name for name in ("opencv-python", "opencv-python-headless") if _version(name)]
+    return Finding(
+        "OpenCV",
+        len(builds) == 1,
+        " and ".join(builds) or "missing",
+        "Have one of the two builds, the other breaks its files: "
+        "`pip uninstall -y opencv-python opencv-python-headless && pip install opencv-python-headless`.",
+    )
+
+
+def _atari() -> Finding:
+    known = "PongNoFrameskip-v4" in gym.registry
+    return Finding("Atari", known, f"PongNoFrameskip-v4 is {'known' if known else 'unknown'}", "`pip install ale-py`")
+
+
+def _presets() -> Finding:
+    path = presets("qa2c")
+    try:
+        return Finding("presets", True, f"{path}, {len(yaml.safe_load(path.read_text()))} entries")
+    except (OSError, yaml.YAMLError) as error:
+        return Finding("presets", False, str(error), REINSTALL)
+
+
+def _hook_files() -> Finding:
+    spec = importlib.util.find_spec(HOOK)
+    if spec is None or spec.origin is None:
+        return Finding("hook files", False, f"{HOOK}.py is not installed", REINSTALL)
+    startup_file = Path(spec.origin).with_suffix(".start" if sys.version_info >= (3, 15) else ".pth")
+    return Finding("hook files", startup_file.is_file(), str(startup_file), f"{startup_file.name} is missing. {REINSTALL}")
+
+
+def _hook_switch() -> Finding:
+    value = os.environ.get("SB3_QAC_ZOO_HOOK")
+    return Finding(
+        "hook switch",
+        value != "0",
+        "on" if value != "0" else "off, SB3_QAC_ZOO_HOOK=0",
+        "`unset SB3_QAC_ZOO_HOOK`, or run RL Zoo as `python -m sb3_qac zoo train ...`.",
+    )
+
+
+def _zoo_command() -> Finding:
+    """What counts in the end: does a new interpreter that knows nothing of us find the algorithms in RL Zoo?"""
+    program = "import json, rl_zoo3; print(json.dumps({name: a.__name__ for name, a in rl_zoo3.ALGOS.items()}))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    live = run.returncode == 0 and all(f'"{name}"' in run.stdout for name in ALGORITHMS)
+    return Finding(
+        "RL Zoo",
+        live,
+        f"`python -m rl_zoo3.train` {'knows' if live else 'does not know'} {', '.join(ALGORITHMS)}",
+        (run.stderr.strip().splitlines() or ["The start-up hook did not run."])[-1]
+        + f" Files named {HOOK}.* must lie in the environment's own site-packages, and Python must not run with -S."
+        + " Until then: `python -m sb3_qac zoo train ...`.",
+    )

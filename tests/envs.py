@@ -1,0 +1,37 @@
+"""Toy environments and helpers that several tests share."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class ScriptedEnv(gym.Env):
+    """
+    Rewards and ends as written down in advance, whatever the actions; the observation is the number of the step.
+
+    :param rewards: Reward of each step of the whole run
+    :param terminations: Steps at which an episode ends for good
+    :param truncations: Steps at which a time limit cuts it
+    :param n_actions: Number of actions
+    """
+
+    def __init__(self, rewards: list[float], terminations: tuple = (), truncations: tuple = (), n_actions: int = 3) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.action_space = spaces.Discrete(n_actions)
+        self.rewards, self.terminations, self.truncations = rewards, terminations, truncations
+        self.t = 0
+
+    def observe(self, ended: bool = False) -> np.ndarray:
+        # The last observation of an episode is told apart from the first of the next
+        return np.array([self.t + (0.5 if ended else 0.0)], dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward, terminated, truncated = self.rewards[self.t], self.t in self.terminations, self.t in self.truncations
+        self.t += 1
+        return self.observe(ended=terminated or truncated), reward, terminated, truncated, {}

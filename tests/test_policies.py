@@ -1,0 +1,138 @@
+"""The policies alone: the Q head, the value of a state, initialisation, and loading without an algorithm."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.utils import ConstantSchedule, set_random_seed
+from torch import nn
+
+from sb3_qac.qa2c import CnnPolicy, MlpPolicy, MultiInputPolicy
+
+N_ACTIONS, BATCH_SIZE = 5, 6
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (4, 36, 36), np.uint8)
+DICT = spaces.Dict(vector=VECTOR, image=IMAGE)
+
+POLICIES = pytest.mark.parametrize(
+    ("policy_class", "observation_space"),
+    [
+        pytest.param(MlpPolicy, VECTOR, id="MlpPolicy"),
+        pytest.param(CnnPolicy, IMAGE, id="CnnPolicy"),
+        pytest.param(MultiInputPolicy, DICT, id="MultiInputPolicy"),
+    ],
+)
+TRUNKS = pytest.mark.parametrize("share_features_extractor", [True, False], ids=["shared", "separate"])
+
+
+def make(policy_class, observation_space, seed=0, **kwargs):
+    set_random_seed(seed)
+    return policy_class(observation_space, spaces.Discrete(N_ACTIONS), ConstantSchedule(1e-3), **kwargs)
+
+
+def observe(policy):
+    policy.observation_space.seed(0)
+    samples = [policy.observation_space.sample() for _ in range(BATCH_SIZE)]
+    if isinstance(policy.observation_space, spaces.Dict):
+        samples = {key: np.stack([sample[key] for sample in samples]) for key in samples[0]}
+    else:
+        samples = np.stack(samples)
+    return policy.obs_to_tensor(samples)[0]
+
+
+@POLICIES
+@TRUNKS
+def test_values_are_the_mean_of_q_under_the_policy(policy_class, observation_space, share_features_extractor):
+    policy = make(policy_class, observation_space, share_features_extractor=share_features_extractor)
+    obs = observe(policy)
+    with th.no_grad():
+        q_values = policy.predict_q_values(obs)
+        probs = policy.get_distribution(obs).distribution.probs
+        actions, values, log_prob = policy(obs)
+        all_q_values, log_probs = policy.evaluate_all_actions(obs)
+        evaluated = policy.evaluate_actions(obs, actions)
+
+    assert q_values.shape == all_q_values.shape == log_probs.shape == (BATCH_SIZE, N_ACTIONS)
+    expected = (probs * q_values).sum(1, keepdim=True)
+    assert expected.shape == (BATCH_SIZE, 1) and expected.std() > 0
+    for actual in (values, policy.predict_values(obs), evaluated[0]):
+        th.testing.assert_close(actual, expected)
+    th.testing.assert_close(all_q_values, q_values)
+    th.testing.assert_close(log_probs, probs.log())
+    th.testing.assert_close(log_prob, probs.log()[range(BATCH_SIZE), actions])
+    th.testing.assert_close(evaluated[1], log_prob)
+    th.testing.assert_close(evaluated[2], -(probs * probs.log()).sum(1))
+
+
+@POLICIES
+@TRUNKS
+def test_trunk_and_actor_start_as_in_a2c(policy_class, observation_space, share_features_extractor):
+    """So that a run of QA2C and one of A2C with the same seed differ by the algorithm alone."""
+    ours = make(policy_class, observation_space, share_features_extractor=share_features_extractor)
+    stock_class = next(cls for cls in policy_class.__mro__ if cls.__module__.startswith("stable_baselines3"))
+    stock = make(stock_class, observation_space, share_features_extractor=share_features_extractor)
+    assert issubclass(stock_class, ActorCriticPolicy)
+    expected = {name: value for name, value in stock.state_dict().items() if not name.startswith("value_net")}
+    actual = {name: value for name, value in ours.state_dict().items() if not name.startswith("q_net")}
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        th.testing.assert_close(actual[name], value, rtol=0, atol=0)
+
+
+@POLICIES
+def test_q_head_replaces_the_value_head_and_is_orthogonal(policy_class, observation_space):
+    policy = make(policy_class, observation_space)
+    assert not hasattr(policy, "value_net")
+    weight = policy.q_net.weight.detach()
+    th.testing.assert_close(weight @ weight.T, th.eye(N_ACTIONS), rtol=0, atol=1e-5)
+    assert not policy.q_net.bias.any()
+
+
+@POLICIES
+@TRUNKS
+def test_optimizer_holds_every_parameter_once(policy_class, observation_space, share_features_extractor):
+    policy = make(policy_class, observation_space, share_features_extractor=share_features_extractor)
+    held = [id(parameter) for group in policy.optimizer.param_groups for parameter in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in policy.parameters())
+
+
+@TRUNKS
+def test_critic_moves_the_actors_trunk_only_when_they_share_it(share_features_extractor):
+    policy = make(CnnPolicy, IMAGE, share_features_extractor=share_features_extractor)
+    policy.predict_q_values(observe(policy)).sum().backward()
+    moved = [parameter.grad is not None for parameter in policy.pi_features_extractor.parameters()]
+    assert all(moved) if share_features_extractor else not any(moved)
+
+
+def test_net_arch_and_activation_are_those_asked_for():
+    policy = make(MlpPolicy, VECTOR, net_arch=dict(pi=[7], vf=[9, 11]), activation_fn=nn.ReLU)
+    assert (policy.action_net.in_features, policy.q_net.in_features, policy.q_net.out_features) == (7, 11, N_ACTIONS)
+    assert isinstance(policy.mlp_extractor.policy_net[1], nn.ReLU)
+    assert isinstance(make(CnnPolicy, IMAGE).features_extractor, NatureCNN)
+
+
+@POLICIES
+@TRUNKS
+def test_policy_loads_alone(policy_class, observation_space, share_features_extractor, tmp_path):
+    policy = make(policy_class, observation_space, share_features_extractor=share_features_extractor)
+    policy.save(tmp_path / "policy")
+    loaded = policy_class.load(tmp_path / "policy")
+    obs = observe(policy)
+    assert loaded.share_features_extractor == share_features_extractor
+    th.testing.assert_close(loaded.predict_q_values(obs), policy.predict_q_values(obs), rtol=0, atol=0)
+    th.testing.assert_close(loaded.predict_values(obs), policy.predict_values(obs), rtol=0, atol=0)
+
+
+def test_deterministic_action_is_the_most_probable_not_the_most_valued():
+    policy = make(MlpPolicy, VECTOR)
+    with th.no_grad():
+        policy.action_net.bias[2] += 10
+        policy.q_net.bias[3] += 10
+    assert policy.predict(np.zeros(3, np.float32), deterministic=True)[0] == 2
+
+
+def test_continuous_actions_are_refused():
+    with pytest.raises(ValueError, match=r"Discrete.*PPO or SAC"):
+        MlpPolicy(VECTOR, VECTOR, ConstantSchedule(1e-3))

@@ -1,0 +1,317 @@
+"""The algorithm as a user of SB3 meets it: it runs, learns, repeats, saves and loads, and refuses what it cannot take."""
+
+import copy
+import inspect
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import A2C
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+
+from sb3_qac import QA2C
+from sb3_qac.common.losses import all_action_policy_loss, critic_loss, negative_entropy, state_values
+from tests.envs import ScriptedEnv
+
+ESTIMATORS = [
+    pytest.param(dict(), id="task 1"),
+    pytest.param(dict(baseline=True), id="task 2"),
+    pytest.param(dict(beta=1.0), id="beta"),
+    pytest.param(dict(policy_gradient="sampled"), id="sampled"),
+    pytest.param(dict(policy_gradient="sampled", baseline=True), id="sampled with baseline"),
+]
+
+
+class Rows(KVWriter):
+    """A logger's output that keeps the rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict] = []
+
+    def write(self, key_values, key_excluded, step=0) -> None:
+        self.rows.append(dict(key_values))
+
+    def close(self) -> None:
+        pass
+
+
+def parameters(model) -> np.ndarray:
+    return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().numpy()
+
+
+def test_readme_line_runs_on_atari():
+    """Importing sb3_qac is all it takes for the id to be known, and the defaults are those of task 1."""
+    env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=2), 4)
+    model = QA2C("CnnPolicy", env).learn(20)
+    assert model.num_timesteps == 20
+    optimizer = model.policy.optimizer
+    assert type(optimizer).__name__ == "RMSpropTFLike"
+    assert {name: optimizer.defaults[name] for name in ("lr", "alpha", "eps")} == dict(lr=1.5e-3, alpha=0.99, eps=1e-5)
+    defaults = dict(n_steps=5, gamma=0.99, gae_lambda=1.0, pg_coef=0.1, vf_coef=0.5, ent_coef=0.001, max_grad_norm=0.5)
+    assert {name: getattr(model, name) for name in defaults} == defaults
+    assert (model.baseline, model.policy_gradient, model.beta) == (False, "all-action", 0.0)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("policy", "env"),
+    [
+        pytest.param("MlpPolicy", lambda: gym.make("CartPole-v1"), id="vector"),
+        pytest.param("MlpPolicy", lambda: gym.make("FrozenLake-v1"), id="discrete"),
+        pytest.param("CnnPolicy", lambda: FakeImageEnv(screen_height=40, screen_width=40, n_channels=1), id="image"),
+        pytest.param("MultiInputPolicy", lambda: SimpleMultiObsEnv(random_start=True), id="dict"),
+    ],
+)
+def test_every_policy_runs_with_every_estimator(policy, env, estimator):
+    model = QA2C(policy, make_vec_env(env, n_envs=2), seed=0, **estimator)
+    before = parameters(model).copy()
+    model.learn(30)
+    assert np.isfinite(parameters(model)).all()
+    assert not np.array_equal(parameters(model), before)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_learns_the_identity(estimator):
+    """An untrained policy scores some 50 of 100. With more actions the pure estimator may settle on wrong ones (see README)."""
+    env = DummyVecEnv([lambda: IdentityEnv(2)] * 4)
+    model = QA2C("MlpPolicy", env, gamma=0.0, pg_coef=1.0, ent_coef=0.05, seed=0, **estimator)
+    untrained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
+    model.learn(8_000)
+    trained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
+    assert untrained < 70 < 95 < trained
+
+
+def test_update_is_the_loss_of_the_formula():
+    """One plain gradient step on the formula, by hand, from the same rollout."""
+    learning_rate, coefficients = 0.01, dict(pg_coef=0.3, ent_coef=0.2, vf_coef=0.7)
+    model = QA2C(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=2, seed=0),
+        learning_rate=learning_rate,
+        max_grad_norm=1e9,
+        use_rms_prop=False,
+        policy_kwargs=dict(optimizer_class=th.optim.SGD),
+        seed=0,
+        **coefficients,
+    )
+    _, callback = model._setup_learn(10)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    before = parameters(model).copy()
+
+    observations = th.as_tensor(model.rollout_buffer.observations).reshape(10, -1)
+    actions = th.as_tensor(model.rollout_buffer.actions).long().reshape(10, 1)
+    returns = th.as_tensor(model.rollout_buffer.returns).reshape(10, 1)
+    q_values, log_probs = model.policy.evaluate_all_actions(observations)
+    loss = (
+        -0.3 * (log_probs.exp() * q_values.detach()).sum(1).mean()
+        + 0.2 * (log_probs.exp() * log_probs).sum(1).mean()
+        + 0.7 * ((returns - q_values.gather(1, actions)) ** 2).mean()
+    )
+    gradient = th.cat([g.flatten() for g in th.autograd.grad(loss, list(model.policy.parameters()))]).numpy()
+
+    model.train()
+    np.testing.assert_allclose(parameters(model), before - learning_rate * gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_actor_loss_leaves_no_gradient_on_the_q_head():
+    model = QA2C("MlpPolicy", "CartPole-v1", seed=0)
+    q_values, log_probs = model.policy.evaluate_all_actions(th.rand(8, 4))
+    weights = q_values - state_values(log_probs.exp(), q_values)
+    all_action_policy_loss(log_probs, weights).backward()
+    assert model.policy.q_net.weight.grad is None
+    assert model.policy.action_net.weight.grad.abs().max() > 0
+    critic_loss(q_values[:, :1], th.ones(8, 1)).backward()
+    assert model.policy.q_net.weight.grad.abs().max() > 0
+
+
+def test_tasks_1_and_2_take_the_same_first_update():
+    first, second = (QA2C("MlpPolicy", "CartPole-v1", seed=0, baseline=baseline).learn(5) for baseline in (False, True))
+    np.testing.assert_allclose(parameters(first), parameters(second), rtol=1e-5, atol=1e-7)
+
+
+def test_explained_variance_of_q_is_that_of_v_where_there_is_one_action():
+    """With one action Q is V~, so the two logged figures have to agree (rows of a rollout are shuffled for the update)."""
+    rng = np.random.default_rng(0)
+    env = DummyVecEnv([lambda: ScriptedEnv(list(rng.normal(size=40)), n_actions=1)] * 3)
+    rows = Rows()
+    model = QA2C("MlpPolicy", env, seed=0)
+    model.set_logger(Logger(folder=None, output_formats=[rows]))
+    model.learn(45, log_interval=1)
+    logged = [(row["train/explained_variance"], row["train/explained_variance_q"]) for row in rows.rows[1:]]
+    assert len(logged) == 2
+    np.testing.assert_allclose(*zip(*logged, strict=True), rtol=1e-4)
+    assert all(abs(value) > 1e-3 for value, _ in logged)
+
+
+def test_log_has_the_names_of_sb3_and_figures_that_agree():
+    rows = Rows()
+    model = QA2C("MlpPolicy", make_vec_env("CartPole-v1", n_envs=4, seed=0), baseline=True, seed=0)
+    model.set_logger(Logger(folder=None, output_formats=[rows]))
+    model.learn(200, log_interval=1)
+    row = {name.removeprefix("train/"): value for name, value in rows.rows[-1].items() if name.startswith("train/")}
+    assert set(row) == {
+        *("policy_loss", "value_loss", "entropy_loss", "loss", "explained_variance", "explained_variance_q", "grad_norm"),
+        *("learning_rate", "n_updates", "state_value", "q_target", "abs_advantage", "action_gap"),
+    }
+    total = model.pg_coef * row["policy_loss"] + model.ent_coef * row["entropy_loss"] + model.vf_coef * row["value_loss"]
+    assert row["loss"] == pytest.approx(total, rel=1e-5)
+    assert row["policy_loss"] == pytest.approx(0, abs=1e-5)  # sum_a pi A = 0: task 2's loss says nothing
+    assert row["abs_advantage"] > 0 and row["action_gap"] > 0 and row["grad_norm"] > 0
+    assert -np.log(2) - 1e-6 <= row["entropy_loss"] < 0
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_same_seed_gives_the_same_parameters_bit_for_bit(estimator):
+    runs = [parameters(QA2C("MlpPolicy", "CartPole-v1", seed=3, **estimator).learn(100)) for _ in range(2)]
+    np.testing.assert_array_equal(*runs)
+    other = parameters(QA2C("MlpPolicy", "CartPole-v1", seed=4, **estimator).learn(100))
+    assert not np.array_equal(runs[0], other)
+
+
+@pytest.mark.parametrize("policy_kwargs", [dict(), dict(share_features_extractor=False, net_arch=dict(pi=[8], vf=[16]))])
+def test_loaded_model_predicts_and_updates_as_the_saved_one(tmp_path, policy_kwargs):
+    env = make_vec_env("CartPole-v1", n_envs=2, seed=0)
+    model = QA2C("MlpPolicy", env, seed=0, baseline=True, beta=0.5, pg_coef=0.7, policy_kwargs=policy_kwargs).learn(50)
+    model.save(tmp_path / "model")
+    loaded = QA2C.load(tmp_path / "model", env=env)
+
+    for name in ("baseline", "beta", "pg_coef", "policy_gradient", "n_steps", "ent_coef", "vf_coef"):
+        assert getattr(loaded, name) == getattr(model, name)
+    observations = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    np.testing.assert_array_equal(*(m.predict(observations, deterministic=True)[0] for m in (model, loaded)))
+    tensor = obs_as_tensor(observations, model.device)
+    th.testing.assert_close(model.policy.predict_q_values(tensor), loaded.policy.predict_q_values(tensor), rtol=0, atol=0)
+    saved_state, loaded_state = model.policy.optimizer.state_dict(), loaded.policy.optimizer.state_dict()
+    assert saved_state["state"].keys() == loaded_state["state"].keys() != set()
+    for key, state in saved_state["state"].items():
+        th.testing.assert_close(state["square_avg"], loaded_state["state"][key]["square_avg"], rtol=0, atol=0)
+
+    # The same rollout for both, then the next update; it takes the rollout in a random order
+    _, callback = model._setup_learn(10)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    loaded._setup_learn(10)
+    loaded.rollout_buffer = copy.deepcopy(model.rollout_buffer)
+    loaded._current_progress_remaining = model._current_progress_remaining
+    before = parameters(model).copy()
+    for each in (model, loaded):
+        np.random.seed(0)
+        each.train()
+    np.testing.assert_array_equal(parameters(model), parameters(loaded))
+    assert not np.array_equal(parameters(model), before)
+
+
+def test_set_parameters_restores_policy_and_optimizer(tmp_path):
+    model = QA2C("MlpPolicy", "CartPole-v1", seed=0).learn(20)
+    model.save(tmp_path / "model")
+    saved = parameters(model).copy()
+    model.learn(20)
+    assert not np.array_equal(parameters(model), saved)
+    model.set_parameters(str(tmp_path / "model"))
+    np.testing.assert_array_equal(parameters(model), saved)
+
+
+def test_callers_policy_kwargs_are_left_alone():
+    """SB3's A2C writes its optimizer into the dict it was given, which a second model would then inherit."""
+    policy_kwargs = dict(net_arch=[8])
+    QA2C("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs)
+    assert policy_kwargs == dict(net_arch=[8])
+
+
+class SpacesEnv(gym.Env):
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+
+VECTOR, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "observation_space", "action_space", "message"),
+    [
+        pytest.param("MlpPolicy", VECTOR, VECTOR, r"Discrete.*Box.*PPO or SAC", id="continuous actions"),
+        pytest.param("MlpPolicy", VECTOR, spaces.MultiDiscrete([2, 3]), r"Discrete.*MultiDiscrete.*A2C", id="several actions"),
+        pytest.param("MlpPolicy", VECTOR, spaces.MultiBinary(2), r"Discrete.*MultiBinary.*A2C", id="binary actions"),
+        pytest.param("MlpPolicy", VECTOR, spaces.Discrete(2, start=1), "starts at 1.*TransformAction", id="actions from 1"),
+        pytest.param("MlpPolicy", spaces.Tuple((TWO, TWO)), TWO, "Tuple.*FlattenObservation", id="tuple observations"),
+        pytest.param("MultiInputPolicy", VECTOR, TWO, "dict observations.*'MlpPolicy'", id="vector for MultiInputPolicy"),
+        pytest.param("MlpPolicy", spaces.Dict(a=VECTOR), TWO, "MultiInputPolicy", id="dict for MlpPolicy"),
+        pytest.param(ActorCriticPolicy, VECTOR, TWO, "no Q-value head.*MlpPolicy", id="policy of A2C"),
+    ],
+)
+def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observation_space, action_space, message):
+    with pytest.raises(ValueError, match=message):
+        QA2C(policy, SpacesEnv(observation_space, action_space))
+
+
+def test_images_are_asked_for_by_the_cnn_policy():
+    with pytest.raises(AssertionError, match="MlpPolicy"):
+        QA2C("CnnPolicy", "CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(pg_coef=-0.1), "`pg_coef` must be.*at least 0.*-0.1"),
+        (dict(ent_coef=-1), "`ent_coef`"),
+        (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
+        (dict(beta=-1), "`beta`"),
+        (dict(beta="much"), "`beta`.*'much'"),
+        (dict(max_grad_norm=-1), "`max_grad_norm`"),
+        (dict(gamma=1.1), "`gamma`.*between 0 and 1.*1.1"),
+        (dict(gae_lambda=-0.1), "`gae_lambda`"),
+        (dict(n_steps=0), "`n_steps`.*at least 1"),
+        (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
+        (dict(policy_gradient="sampled", beta=1.0), "cannot go with policy_gradient='sampled'"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        QA2C("MlpPolicy", "CartPole-v1", **arguments)
+    QA2C("MlpPolicy", "CartPole-v1").save(tmp_path / "model")
+    with pytest.raises(ValueError, match=message):
+        QA2C.load(tmp_path / "model", **arguments)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_loss_keeps_the_last_good_update(bad):
+    good_steps = 10
+    env = DummyVecEnv([lambda: ScriptedEnv([1.0] * good_steps + [bad] * 10)])
+    model = QA2C("MlpPolicy", env, seed=0, n_steps=5)
+    model.learn(good_steps)
+    last_good, optimizer_state = parameters(model).copy(), repr(model.policy.optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"value_loss is (nan|inf).*VecCheckNan"):
+        model.learn(5, reset_num_timesteps=False)
+    np.testing.assert_array_equal(parameters(model), last_good)
+    assert repr(model.policy.optimizer.state_dict()["state"]) in optimizer_state
+
+
+def test_gpu_is_only_advised_against_with_the_mlp_policy(monkeypatch):
+    model = QA2C("MlpPolicy", "CartPole-v1")
+    model.device = th.device("cuda")
+    with pytest.warns(UserWarning, match="primarily intended to run on the CPU"):
+        model._maybe_recommend_cpu()
+
+
+def test_constructor_has_the_arguments_of_a2c():
+    """All but those of continuous actions, and ``normalize_advantage``: a factor on the actor's weights is `pg_coef`."""
+    a2c, qa2c = (set(inspect.signature(cls).parameters) for cls in (A2C, QA2C))
+    assert a2c - qa2c == {"use_sde", "sde_sample_freq", "normalize_advantage"}
+    assert qa2c - a2c == {"pg_coef", "baseline", "policy_gradient", "beta"}
+
+
+def test_entropy_is_measured_in_nats():
+    model = QA2C("MlpPolicy", "CartPole-v1", seed=0)
+    _, log_probs = model.policy.evaluate_all_actions(th.zeros(1, 4))
+    _, _, entropy = model.policy.evaluate_actions(th.zeros(1, 4), th.tensor([0]))
+    assert -negative_entropy(log_probs).item() == pytest.approx(entropy.item(), rel=1e-6)
