@@ -1,0 +1,113 @@
+"""The start-up hook: light, silent, and harmless where anything is missing."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOOK = Path(__file__).parent.parent / "startup" / "sb3_qac_zoo_hook.py"
+
+FAKE_ZOO = {
+    "rl_zoo3/__init__.py": "import rl_zoo3.utils",
+    "rl_zoo3/utils.py": "ALGOS = {}",
+    "rl_zoo3/hyperparams_opt.py": "",
+    "rl_zoo3/exp_manager.py": "",
+}
+
+
+def run(program, folder, *flags, **environment):
+    """An interpreter of its own, without the site-packages of this one, that has the hook from ``startup/`` installed."""
+    program = f"import sys; sys.path[:0] = [{str(HOOK.parent)!r}, {str(folder)!r}]\nimport sb3_qac_zoo_hook as hook\n{program}"
+    return subprocess.run(
+        [sys.executable, "-I", "-S", *flags, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FAKE_ZOO.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def write_plugin(folder, text):
+    (folder / "sb3_qac").mkdir()
+    (folder / "sb3_qac" / "__init__.py").write_text("")
+    (folder / "sb3_qac" / "zoo.py").write_text(text)
+
+
+def test_modules_of_rl_zoo_are_registered_in_as_they_are_imported(folder):
+    write_plugin(folder, "def register_in(module): print('registered in', module.__name__)")
+    result = run("hook.install(); import rl_zoo3; import rl_zoo3.exp_manager; import json", folder)
+    assert result.stdout.splitlines() == ["registered in rl_zoo3.utils", "registered in rl_zoo3.exp_manager"]
+    assert result.stderr == ""
+
+
+def test_nothing_is_imported_before_rl_zoo_is(folder):
+    program = "before = set(sys.modules); hook.install(); import json; print([m for m in sys.modules if 'sb3' in m or 'zoo' in m])"
+    assert run(program, folder).stdout.strip() == "['sb3_qac_zoo_hook']"
+
+
+def test_import_of_the_hook_loads_no_further_module(folder):
+    program = "print(sorted(set(sys.modules) - before))"
+    result = run("", folder)
+    program = (
+        f"import sys; sys.path.insert(0, {str(HOOK.parent)!r}); before = set(sys.modules); "
+        "import sb3_qac_zoo_hook; sb3_qac_zoo_hook.install(); print(sorted(set(sys.modules) - before))"
+    )
+    # Without -S, as an interpreter starts: ``os`` is loaded by then
+    result = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() in ("['sb3_qac_zoo_hook']", "[]")
+
+
+@pytest.mark.parametrize("fault", ["raise RuntimeError('broken')", "import no_such_module", "def register_in(module): 1 / 0"])
+def test_a_broken_plugin_warns_and_leaves_rl_zoo_working(folder, fault):
+    write_plugin(folder, fault)
+    result = run("hook.install(); import rl_zoo3; print(rl_zoo3.utils.ALGOS)", folder)
+    assert result.returncode == 0
+    assert result.stdout.strip() == "{}"
+    assert "sb3_qac doctor" in result.stderr and "SB3_QAC_ZOO_HOOK=0" in result.stderr
+
+
+def test_a_missing_plugin_or_a_missing_zoo_is_no_error(folder, tmp_path_factory):
+    assert run("hook.install(); import rl_zoo3; print('fine')", folder).stdout.strip() == "fine"
+    elsewhere = tmp_path_factory.mktemp("empty")
+    result = run("hook.install()\ntry:\n    import rl_zoo3.utils\nexcept ImportError:\n    print('no zoo')", elsewhere)
+    assert (result.stdout.strip(), result.stderr) == ("no zoo", "")
+
+
+def test_off_switch(folder):
+    write_plugin(folder, "def register_in(module): print('registered')")
+    assert run("hook.install(); import rl_zoo3", folder, SB3_QAC_ZOO_HOOK="0").stdout == ""
+    assert run("hook.install(); import rl_zoo3", folder, SB3_QAC_ZOO_HOOK="1").stdout.strip() == "registered"
+
+
+def test_installing_twice_registers_one_finder(folder):
+    assert run("hook.install(); hook.install(); print(sys.meta_path.count(hook.ZooFinder))", folder).stdout.strip() == "1"
+
+
+def test_start_up_files_name_what_exists():
+    spec = importlib.util.spec_from_file_location("hook", HOOK)
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    assert callable(hook.install)
+    assert HOOK.with_suffix(".pth").read_text() == "import sb3_qac_zoo_hook; sb3_qac_zoo_hook.install()\n"
+    assert HOOK.with_suffix(".start").read_text() == "sb3_qac_zoo_hook:install\n"
+
+
+def test_start_up_costs_a_few_milliseconds_at_most():
+    program = "import time; t = time.perf_counter(); import {0}; {0}.install(); print(time.perf_counter() - t)"
+    program = f"import sys; sys.path.insert(0, {str(HOOK.parent)!r}); sys.modules.pop('sb3_qac_zoo_hook', None); " + program.format(
+        "sb3_qac_zoo_hook"
+    )
+    # The best of five: what the hook takes, not what the machine was doing
+    seconds = [float(subprocess.check_output([sys.executable, "-I", "-c", program], text=True)) for _ in range(5)]
+    assert min(seconds) < 0.005

@@ -1,0 +1,193 @@
+"""RL Zoo as its users run it: the literal commands, in processes of their own, in the environment the tests run in."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+
+import gymnasium as gym
+import numpy as np
+import optuna
+import pytest
+import yaml
+
+from sb3_qac import QA2C, zoo
+from sb3_qac.__main__ import main
+
+PRESETS = yaml.safe_load(zoo.presets("qa2c").read_text())
+ARGUMENTS = ["--algo", "qa2c", "--env", "CartPole-v1"]
+
+
+def python(*arguments, cwd, **environment):
+    """:return: what a new interpreter printed; its exit code must be 0"""
+    run = subprocess.run(
+        [sys.executable, "-W", "default", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a short run made by the literal command."""
+    folder = tmp_path_factory.mktemp("zoo")
+    python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 400, "--eval-freq", 200, "--seed", 0, cwd=folder)
+    return folder
+
+
+def test_literal_train_command_writes_what_the_zoo_writes(trained):
+    run = trained / "logs" / "qa2c" / "CartPole-v1_1"
+    assert len(np.load(run / "evaluations.npz")["timesteps"]) == 2
+    assert type(QA2C.load(run / "CartPole-v1.zip")) is QA2C
+    saved = dict(yaml.load((run / "CartPole-v1" / "config.yml").read_text(), Loader=yaml.UnsafeLoader))
+    assert saved == PRESETS["CartPole-v1"]
+
+
+def test_enjoy_plays_the_trained_agent(trained):
+    printed = python("-m", "rl_zoo3.enjoy", *ARGUMENTS, "-f", "logs", "-n", 600, "--no-render", cwd=trained)
+    assert "Mean reward" in printed
+
+
+def test_record_video_makes_a_playable_file(trained):
+    pytest.importorskip("moviepy")
+    python("-m", "rl_zoo3.record_video", *ARGUMENTS, "-f", "logs", "-n", 60, cwd=trained, SDL_VIDEODRIVER="dummy")
+    (video,) = trained.rglob("*.mp4")
+    assert video.stat().st_size > 1000
+
+
+def test_hub_commands_know_the_algorithm(trained):
+    """As far as they go without a network: arguments are read, the agent is found, and the name of its class is ours."""
+    for command in ("push_to_hub", "load_from_hub"):
+        assert "qa2c" in python("-m", f"rl_zoo3.{command}", "--help", cwd=trained)
+
+
+def test_training_goes_on_from_a_saved_agent(trained):
+    agent = trained / "logs" / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip"
+    printed = python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 200, "--eval-freq", -1, "-i", agent, cwd=trained)
+    assert "Loading pretrained agent" in printed
+
+
+def test_one_optimisation_trial(tmp_path):
+    optimise = ["-optimize", "--n-trials", 1, "--n-startup-trials", 1, "--no-optim-plots", "--study-name", "s", "--storage", "s.log"]
+    python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 400, "--n-evaluations", 1, *optimise, cwd=tmp_path)
+    # The trial that was found trains: its parameters are converted to those of QA2C
+    from_trial = ["--storage", "s.log", "--study-name", "s", "--trial-id", 0]
+    python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 200, "--eval-freq", -1, *from_trial, cwd=tmp_path)
+
+
+def test_train_without_the_hook(tmp_path):
+    train = ["train", *ARGUMENTS, "-n", 100, "--eval-freq", -1]
+    assert "Saving to" in python("-m", "sb3_qac", "zoo", *train, cwd=tmp_path, SB3_QAC_ZOO_HOOK="0")
+
+
+def test_stock_a2c_takes_the_settings_it_is_compared_with(tmp_path):
+    arguments = ["--algo", "a2c", "--env", "PongNoFrameskip-v4", "--conf-file", zoo.presets("a2c"), "-n", 80, "--eval-freq", -1]
+    printed = python("-m", "rl_zoo3.train", *arguments, "-params", "n_envs:2", "--seed", 0, cwd=tmp_path)
+    assert "Saving to logs/a2c/PongNoFrameskip-v4_1" in printed
+
+
+def test_doctor_finds_a_healthy_installation(tmp_path):
+    findings = json.loads(python("-m", "sb3_qac", "doctor", "--json", cwd=tmp_path))
+    assert [finding for finding in findings if not finding["ok"]] == []
+
+
+def test_doctor_says_that_the_hook_is_switched_off(monkeypatch, capsys):
+    monkeypatch.setenv("SB3_QAC_ZOO_HOOK", "0")
+    assert main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "[!!] hook switch: off" in printed
+    assert "[!!] RL Zoo: `python -m rl_zoo3.train` does not know qa2c" in printed
+    assert "python -m sb3_qac zoo train" in printed
+
+
+def test_doctor_says_that_the_hook_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr("sb3_qac.doctor.HOOK", "no_such_module")
+    assert main(["doctor"]) == 1
+    assert "no_such_module.py is not installed" in capsys.readouterr().out
+
+
+def test_presets_command_prints_the_file_of_the_comparison(capsys):
+    assert main(["presets", "a2c"]) == 0
+    assert "PongNoFrameskip-v4" in yaml.safe_load(open(capsys.readouterr().out.strip()))
+
+
+def test_registering_twice_is_harmless_and_another_class_is_an_error():
+    import rl_zoo3
+    from rl_zoo3.exp_manager import ExperimentManager
+
+    zoo.register()
+    once = ExperimentManager.__init__
+    zoo.register()
+    assert ExperimentManager.__init__ is once
+    assert rl_zoo3.ALGOS["qa2c"] is QA2C
+
+    utils = types.ModuleType("rl_zoo3.utils")
+    utils.ALGOS = {"qa2c": dict}
+    with pytest.raises(ValueError, match="knows 'qa2c' already"):
+        zoo.register_in(utils)
+    assert utils.ALGOS["qa2c"] is dict
+
+
+@pytest.mark.parametrize("env_id", [name for name in PRESETS if name not in ("atari", "default")])
+def test_every_preset_makes_a_model(env_id, tmp_path):
+    """RL Zoo's own manager reads the entry, makes the environments and the model."""
+    from rl_zoo3.exp_manager import ExperimentManager
+
+    if env_id == "LunarLander-v3":
+        pytest.importorskip("Box2D")
+    zoo.register()
+    manager = ExperimentManager(
+        types.SimpleNamespace(), "qa2c", env_id, str(tmp_path), eval_freq=-1, hyperparams=dict(n_envs=1), verbose=0, device="cpu"
+    )
+    model, _ = manager.setup_experiment()
+    model.learn(model.n_steps)
+    assert manager.n_timesteps == PRESETS[env_id]["n_timesteps"]
+    model.env.close()
+
+
+def test_presets_are_there_for_all_environments_that_the_readme_names():
+    assert {"PongNoFrameskip-v4", "SpaceInvadersNoFrameskip-v4", "CartPole-v1", "Acrobot-v1", "LunarLander-v3"} <= set(PRESETS)
+    assert {"MountainCar-v0", "FrozenLake-v1", "default", "atari"} <= set(PRESETS)
+    assert PRESETS["PongNoFrameskip-v4"]["n_timesteps"] == 15_000_000
+
+
+def test_pong_evaluations_start_with_new_games():
+    """With SB3's life-loss wrapper a reset in the middle of a game is no reset; Pong, without lives, does without it."""
+    from rl_zoo3.utils import get_wrapper_class
+
+    env = get_wrapper_class(dict(PRESETS["PongNoFrameskip-v4"]))(gym.make("PongNoFrameskip-v4"))
+    env.reset(seed=0)
+    for _ in range(100):
+        env.step(env.action_space.sample())
+    env.reset()
+    # 30 no-ops, and 4 frames each for FIRE and for the action after it
+    assert env.unwrapped.ale.getEpisodeFrameNumber() <= 30 + 4 + 4
+
+
+def test_samples_of_the_search_space_are_arguments_of_the_algorithm():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        sampled = zoo.sample_qa2c_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
+        QA2C("MlpPolicy", "CartPole-v1", **sampled)
+
+
+def test_misspelt_environment_is_answered_with_the_closest(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "PongNoFramskip-v4"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode != 0
+    assert "PongNoFrameskip-v4" in run.stderr
+
+
+@pytest.mark.slow
+def test_cartpole_through_the_zoo_reaches_475_in_90_seconds(tmp_path):
+    python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 200_000, "--eval-freq", 20_000, "--seed", 0, cwd=tmp_path)
