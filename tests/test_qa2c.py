@@ -80,7 +80,7 @@ def test_every_policy_runs_with_every_estimator(policy, env, estimator):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_learns_the_identity(estimator):
-    """An untrained policy scores some 50 of 100. With more actions the pure estimator may settle on wrong ones (see README)."""
+    """An untrained policy scores some 50 of 100. With more actions the pure estimator may settle on wrong ones."""
     env = DummyVecEnv([lambda: IdentityEnv(2)] * 4)
     model = QA2C("MlpPolicy", env, gamma=0.0, pg_coef=1.0, ent_coef=0.05, seed=0, **estimator)
     untrained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch as th
-from tests.envs import ScriptedEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_qac import QA2C
+from tests.envs import ScriptedEnv
 
 GAMMA = 0.9
 REWARDS = [[1.0, 2.0, -3.0, 4.0, 5.0, 0.5], [-1.0, 0.25, 2.0, 8.0, -4.0, 1.0]]

@@ -1,5 +1,5 @@
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch as th
 from gymnasium import spaces
@@ -12,6 +12,7 @@ from stable_baselines3.common.policies import (
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
+from torch.distributions import Categorical
 
 from sb3_qac.common.checks import check_action_space
 from sb3_qac.common.losses import state_values
@@ -36,7 +37,9 @@ class ActorCriticQPolicy(ActorCriticPolicy):
     action_space: spaces.Discrete
     q_net: nn.Linear
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any) -> None:
+    def __init__(
+        self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any
+    ) -> None:
         check_action_space(action_space)
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
@@ -60,10 +63,10 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         data.update(share_features_extractor=self.share_features_extractor)
         return data
 
-    def _actor_critic(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor]:
+    def _actor_critic(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor, th.Tensor]:
         """
         :param obs: Observation
-        :return: the action distribution, and the Q-values, shape (batch_size, n_actions)
+        :return: the action distribution, then ``Q(s, a)`` and ``log pi(a|s)``, shape (batch_size, n_actions) each
         """
         features = self.extract_features(obs)
         if self.share_features_extractor:
@@ -72,7 +75,10 @@ class ActorCriticQPolicy(ActorCriticPolicy):
             pi_features, vf_features = features
             latent_pi = self.mlp_extractor.forward_actor(pi_features)
             latent_vf = self.mlp_extractor.forward_critic(vf_features)
-        return self._get_action_dist_from_latent(latent_pi), self.q_net(latent_vf)
+        distribution = self._get_action_dist_from_latent(latent_pi)
+        # ``Categorical`` keeps its logits normalised: they are the log probabilities
+        log_probs = cast(Categorical, distribution.distribution).logits
+        return distribution, self.q_net(latent_vf), log_probs
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
@@ -82,10 +88,9 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         :param deterministic: Whether to sample or use deterministic actions
         :return: action, value of the state (``V~``, shape (batch_size, 1)) and log probability of the action
         """
-        distribution, q_values = self._actor_critic(obs)
+        distribution, q_values, log_probs = self._actor_critic(obs)
         actions = distribution.get_actions(deterministic=deterministic)
-        values = state_values(distribution.distribution.probs, q_values)
-        return actions, values, distribution.log_prob(actions)
+        return actions, state_values(log_probs.exp(), q_values), distribution.log_prob(actions)
 
     def evaluate_actions(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """
@@ -96,9 +101,8 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         :return: value of the state (``V~``, shape (batch_size, 1)), log likelihood of taking those actions
             and entropy of the action distribution
         """
-        distribution, q_values = self._actor_critic(obs)
-        values = state_values(distribution.distribution.probs, q_values)
-        return values, distribution.log_prob(actions), distribution.entropy()
+        distribution, q_values, log_probs = self._actor_critic(obs)
+        return state_values(log_probs.exp(), q_values), distribution.log_prob(actions), distribution.entropy()
 
     def evaluate_all_actions(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
         """
@@ -107,9 +111,8 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         :param obs: Observation
         :return: ``Q(s, a)`` and ``log pi(a|s)`` of every action, shape (batch_size, n_actions) each
         """
-        distribution, q_values = self._actor_critic(obs)
-        # ``Categorical`` keeps its logits normalised: they are the log probabilities
-        return q_values, distribution.distribution.logits
+        _, q_values, log_probs = self._actor_critic(obs)
+        return q_values, log_probs
 
     def predict_q_values(self, obs: PyTorchObs) -> th.Tensor:
         """
@@ -129,8 +132,8 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         :param obs: Observation
         :return: ``V~(s) = sum_a pi(a|s) Q(s, a)``, shape (batch_size, 1)
         """
-        distribution, q_values = self._actor_critic(obs)
-        return state_values(distribution.distribution.probs, q_values)
+        _, q_values, log_probs = self._actor_critic(obs)
+        return state_values(log_probs.exp(), q_values)
 
 
 class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):

@@ -76,7 +76,7 @@ class QA2C(OnPolicyAlgorithm):
     :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
 
-    policy: ActorCriticQPolicy  # type: ignore[assignment]
+    policy: ActorCriticQPolicy
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": ActorCriticQPolicy,
         "CnnPolicy": ActorCriticQCnnPolicy,
@@ -109,7 +109,7 @@ class QA2C(OnPolicyAlgorithm):
         seed: int | None = None,
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
-    ):
+    ) -> None:
         super().__init__(
             policy,
             env,

@@ -1,0 +1,45 @@
+# `make train` and `make test` set up what they need in .venv, from Python 3.10 or newer on.
+PYTHON ?= python3
+VENV ?= .venv
+STEPS ?= 15000000
+SEED ?= 0
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := setup.py startup tests sb3_qac
+
+.PHONY: help train test test-slow lint type format clean
+
+help:  ## What there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard startup/*)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tests]"
+	touch $@
+
+train: $(READY)  ## Train QA2C on Pong with RL Zoo, into logs/ (STEPS=15000000 SEED=0)
+	$(BIN)/python -m rl_zoo3.train --algo qa2c --env PongNoFrameskip-v4 --n-timesteps $(STEPS) --seed $(SEED) --progress \
+		--eval-freq 300000 --eval-episodes 30 --n-eval-envs 30 --save-freq 300000 --tensorboard-log logs/tensorboard
+
+test: lint type  ## Lint, types and the test suite
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)  ## The tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)  ## Ruff and the formatting
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/black --check $(SOURCES)
+
+type: $(READY)  ## Types of the package
+	$(BIN)/mypy
+
+format: $(READY)  ## Sort the imports and format
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/black $(SOURCES)
+
+clean:  ## Remove the environment and what was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
