@@ -27,7 +27,7 @@ def all_action_policy_loss(log_probs: th.Tensor, weights: th.Tensor) -> th.Tenso
     The actions of the trajectory do not enter. The weights are detached here: were they not, the actor would train
     the critic upwards, and with ``w = Q - V~`` its gradient would be exactly zero.
 
-    Paper: Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503, equation 4
+    Paper: Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503
 
     :param log_probs: ``log pi(a|s)`` of every action, shape (batch_size, n_actions)
     :param weights: ``Q(s, a)`` or an advantage, shape (batch_size, n_actions)
