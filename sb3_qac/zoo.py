@@ -100,16 +100,27 @@ def _register_presets(exp_manager: ModuleType) -> None:
     exp_manager.ExperimentManager.__init__ = init_with_presets
 
 
+def _repair_model_card(push_to_hub: ModuleType) -> None:
+    """
+    Not ours, but without it ``rl_zoo3.push_to_hub`` ends in an ImportError for every algorithm: RL Zoo 2.9.2 asks for
+    ``generate_metadata``, which its dependency sb3-team-hf-integration 3.2 calls ``_generate_metadata`` and no longer
+    returns as a dict. See https://github.com/huggingface/huggingface_sb3/issues/54
+    """
+    if not hasattr(push_to_hub, "generate_metadata"):
+        push_to_hub.generate_metadata = lambda *args: push_to_hub._generate_metadata(*args).to_dict()  # type: ignore[attr-defined]
+
+
 PLACES: dict[str, Callable[[ModuleType], None]] = {
     "rl_zoo3.utils": _register_algorithms,
     "rl_zoo3.hyperparams_opt": _register_search_space,
     "rl_zoo3.exp_manager": _register_presets,
+    "huggingface_sb3.push_to_hub": _repair_model_card,
 }
 
 
 def register_in(module: ModuleType) -> None:
     """
-    :param module: One of RL Zoo's modules named in ``PLACES``
+    :param module: One of the modules named in ``PLACES``
     :raises ValueError: if RL Zoo has another algorithm under the same name
     """
     PLACES[module.__name__](module)

@@ -16,4 +16,5 @@ for seed in 0 1 2; do
     echo "cartpole_seed-$seed --env CartPole-v1 --seed $seed"
     echo "cartpole_beta-0_seed-$seed --env CartPole-v1 --seed $seed -params beta:0.0"
     echo "acrobot_seed-$seed --env Acrobot-v1 --seed $seed"
+    echo "acrobot_beta-0_seed-$seed --env Acrobot-v1 --seed $seed -params beta:0.0"
 done | xargs -P 2 -I{} bash -c 'run {}'
