@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -156,7 +157,7 @@ def test_doctor_says_that_the_hook_is_missing(monkeypatch, capsys):
 
 def test_presets_command_prints_the_file_of_the_comparison(capsys):
     assert main(["presets", "a2c"]) == 0
-    assert "PongNoFrameskip-v4" in yaml.safe_load(open(capsys.readouterr().out.strip()))
+    assert "PongNoFrameskip-v4" in yaml.safe_load(Path(capsys.readouterr().out.strip()).read_text())
 
 
 def test_registering_twice_is_harmless_and_another_class_is_an_error():
