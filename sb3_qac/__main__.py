@@ -5,9 +5,11 @@ import json
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from sb3_qac import __version__
 from sb3_qac.doctor import examine
+from sb3_qac.study.benchmark import run_benchmark, tables, write_report
 from sb3_qac.zoo import presets, register
 
 ZOO_COMMANDS = ("train", "enjoy", "record_video", "push_to_hub", "load_from_hub")
@@ -59,6 +61,18 @@ def make_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say whether the RL Zoo hook is live, and what is wrong if not")
     doctor.add_argument("--json", action="store_true", help="print JSON")
 
+    benchmark = commands.add_parser(
+        "benchmark",
+        help="measure the speed of training beside stock A2C",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    benchmark.add_argument("--env", default="PongNoFrameskip-v4", help="Atari environment")
+    benchmark.add_argument("--n-envs", type=int, nargs="+", default=[16], help="numbers of environments")
+    benchmark.add_argument("--seconds", type=float, default=20, help="seconds of one measurement")
+    benchmark.add_argument("--repeats", type=int, default=5, help="rounds in which everything is measured once")
+    benchmark.add_argument("--device", default="cpu", help="PyTorch device")
+    benchmark.add_argument("--output", type=Path, default=Path("benchmark.json"), help="JSON file to write")
+
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
     preset.add_argument("algo", choices=("qa2c", "a2c"), help="a2c: the stock A2C that QA2C is compared with")
     return parser
@@ -74,6 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_zoo(args.zoo_command, args.arguments)
     elif args.command == "doctor":
         return run_doctor(args.json)
+    elif args.command == "benchmark":
+        report = run_benchmark(args.env, args.n_envs, args.seconds, args.repeats, args.device)
+        write_report(report, args.output)
+        print("\n".join(tables(report)))
     else:
         print(presets(args.algo))
     return 0

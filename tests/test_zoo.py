@@ -104,7 +104,9 @@ def test_agent_goes_to_the_hub_and_comes_back(trained, tmp_path, monkeypatch):
 
 
 def test_wandb_tracks_offline(trained):
-    printed = python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 200, "--eval-freq", 100, "--track", cwd=trained, WANDB_MODE="offline")
+    printed = python(
+        "-m", "rl_zoo3.train", *ARGUMENTS, "-n", 200, "--eval-freq", 100, "--track", cwd=trained, WANDB_MODE="offline"
+    )
     assert "Saving to" in printed
     assert list(trained.glob("wandb/offline-run-*/*.wandb"))
 

@@ -10,12 +10,14 @@ from stable_baselines3.common.policies import (
     BasePolicy,
     MultiInputActorCriticPolicy,
 )
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from torch.distributions import Categorical
 
 from sb3_qac.common.checks import check_action_space
 from sb3_qac.common.losses import state_values
+from sb3_qac.common.torch_layers import LeanNatureCNN
 
 
 class ActorCriticQPolicy(ActorCriticPolicy):
@@ -41,6 +43,9 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any
     ) -> None:
         check_action_space(action_space)
+        if issubclass(kwargs.get("features_extractor_class", object), LeanNatureCNN) and kwargs.get("net_arch") is None:
+            # SB3 leaves out the hidden layers after ``NatureCNN``, but not after its subclasses
+            kwargs["net_arch"] = []
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
@@ -62,6 +67,23 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         # SB3 leaves this one out, so that separate trunks could not be loaded again
         data.update(share_features_extractor=self.share_features_extractor)
         return data
+
+    def extract_features(  # type: ignore[override]
+        self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
+    ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
+        """
+        Preprocess the observation if needed and extract features: ``LeanNatureCNN`` takes the pixels as they are.
+
+        :param obs: Observation
+        :param features_extractor: The features extractor to use. If None, then ``self.features_extractor`` is used.
+        :return: The extracted features. If features extractor is not shared, returns a tuple with the
+            features for the actor and the features for the critic.
+        """
+        if not isinstance(self.features_extractor, LeanNatureCNN):
+            return super().extract_features(obs, features_extractor)
+        if self.share_features_extractor:
+            return (features_extractor or self.features_extractor)(obs)
+        return self.pi_features_extractor(obs), self.vf_features_extractor(obs)
 
     def _actor_critic(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor, th.Tensor]:
         """

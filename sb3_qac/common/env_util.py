@@ -1,0 +1,96 @@
+import os
+from typing import Any
+
+import gymnasium as gym
+from stable_baselines3.common.atari_wrappers import (
+    ClipRewardEnv,
+    EpisodicLifeEnv,
+    MaxAndSkipEnv,
+    NoopResetEnv,
+    StickyActionEnv,
+    WarpFrame,
+)
+from stable_baselines3.common.env_util import is_wrapped, unwrap_wrapper
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+from sb3_qac.common.vec_env import AleVecEnv
+
+
+def make_ale_vec_env(
+    env_id: str,
+    n_envs: int = 1,
+    seed: int | None = None,
+    monitor_dir: str | None = None,
+    wrapper_kwargs: dict[str, Any] | None = None,
+    vec_env_kwargs: dict[str, Any] | None = None,
+) -> AleVecEnv:
+    """
+    Atari environments stepped by ale-py's C++ threads, called as SB3's ``make_atari_env``.
+
+    :param env_id: Atari environment without a frame skip of its own, "*NoFrameskip-v4"
+    :param n_envs: Number of environments
+    :param seed: Seed of the first environment
+    :param monitor_dir: Folder for the monitor files; None writes none
+    :param wrapper_kwargs: Arguments of SB3's ``AtariWrapper``
+    :param vec_env_kwargs: Further arguments of ``AleVecEnv``: ``num_threads``, ``fire_reset``, ``render_mode``
+    :return: The environments. As with ``make_atari_env``, stack the frames with ``VecFrameStack(env, 4)``.
+    """
+    return AleVecEnv(env_id, n_envs, seed, monitor_dir, **(wrapper_kwargs or {}), **(vec_env_kwargs or {}))
+
+
+def to_ale_vec_env(env: VecEnv) -> VecEnv:
+    """
+    Put ale-py's C++ environments in the place of SB3's, with the same settings. For RL Zoo, in a preset or with ``-params``::
+
+        vec_env_wrapper: sb3_qac.common.env_util.to_ale_vec_env
+
+    ``env_wrapper`` and ``frame_stack`` stay as they are. Environments that are there to be looked at are not replaced, so
+    that ``enjoy`` and ``record_video`` show the game in colour.
+
+    :param env: Environments as RL Zoo and SB3 make them: a ``DummyVecEnv`` of ``Monitor``, then ``AtariWrapper``
+    :return: An ``AleVecEnv``, or ``env`` itself where it has a render mode
+    :raises ValueError: if they are something else
+    """
+    if not isinstance(env, DummyVecEnv) or unwrap_wrapper(env.envs[0], WarpFrame) is None:
+        raise ValueError(f"Only a DummyVecEnv of environments in an `AtariWrapper` can be replaced, but {env} was given.")
+    if env.render_mode is not None:
+        return env
+    settings, monitor_dir = _atari_wrapper_settings(env.envs[0]), _monitor_dir(env.envs[0])
+    seed, n_envs, env_id = env._seeds[0], env.num_envs, env.envs[0].spec.id  # type: ignore[union-attr]
+    env.close()
+    return make_ale_vec_env(env_id, n_envs, seed, monitor_dir, settings, dict(render_mode=None))
+
+
+def _atari_wrapper_settings(env: gym.Env) -> dict[str, Any]:
+    """
+    :param env: Environment in an ``AtariWrapper``
+    :return: The arguments that the wrapper was made with
+    """
+    settings: dict[str, Any] = dict(
+        terminal_on_life_loss=is_wrapped(env, EpisodicLifeEnv),
+        clip_reward=is_wrapped(env, ClipRewardEnv),
+        noop_max=0,
+        frame_skip=1,
+    )
+    for name, wrapper_class, attribute in (
+        ("noop_max", NoopResetEnv, "noop_max"),
+        ("frame_skip", MaxAndSkipEnv, "_skip"),
+        ("screen_size", WarpFrame, "width"),
+        ("action_repeat_probability", StickyActionEnv, "action_repeat_probability"),
+    ):
+        wrapper = unwrap_wrapper(env, wrapper_class)
+        if wrapper is not None:
+            settings[name] = getattr(wrapper, attribute)
+    return settings
+
+
+def _monitor_dir(env: gym.Env) -> str | None:
+    """
+    :param env: Environment in a ``Monitor``
+    :return: The folder that the monitor writes to, if it does
+    """
+    monitor = unwrap_wrapper(env, Monitor)
+    if monitor is None or monitor.results_writer is None:  # type: ignore[attr-defined]
+        return None
+    return os.path.dirname(monitor.results_writer.file_handler.name)  # type: ignore[attr-defined]

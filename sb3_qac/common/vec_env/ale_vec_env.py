@@ -1,0 +1,220 @@
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.monitor import Monitor, ResultsWriter
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+FIRE = 1
+
+
+class AleVecEnv(VecEnv):
+    """
+    Atari games that ale-py steps and preprocesses together in C++ threads, as an SB3 ``VecEnv``.
+
+    It stands for SB3's ``make_atari_env``: no-ops and FIRE at a reset, frame skip with the maximum of two frames, grey
+    84 x 84 images, life loss, clipped rewards, and ``info["episode"]`` with the **raw** score as of ``Monitor``. The
+    parameters have the names of ``AtariWrapper``. The frames are those of gymnasium's ``AtariPreprocessing``, bit for bit;
+    docs/ale_vec_env.md tabulates what is different from SB3's wrappers.
+
+    An observation is one frame, channels first. Stack them as usual, with ``VecFrameStack(env, 4)``.
+
+    Code: the environments are ``ale_py.vector_env.AtariVectorEnv``
+
+    :param env_id: Atari environment of gymnasium without a frame skip of its own, "*NoFrameskip-v4"
+    :param n_envs: Number of environments
+    :param seed: Seed of the first environment, those after it count up from there; at random if None
+    :param monitor_dir: Folder for the monitor files, one for each environment; None writes none
+    :param noop_max: Largest number of no-ops at a reset, of one frame each; 0 for none
+    :param frame_skip: Frames for which an action is repeated
+    :param screen_size: Width and height of the images
+    :param terminal_on_life_loss: Whether the loss of a life ends an episode (the game goes on)
+    :param clip_reward: Whether rewards are clipped to their sign
+    :param fire_reset: Whether FIRE is pressed at the start of a game and, with ``terminal_on_life_loss``, of a life, where
+        the game has that action. At the start of a life it takes the place of the action given.
+    :param action_repeat_probability: Probability that a frame repeats the last action (sticky actions)
+    :param num_threads: Number of C++ threads, 0 for one per core
+    :param render_mode: "rgb_array" for ``render`` and videos: they show what the agent sees; or None
+    :raises ValueError: if the environment is no Atari game, or skips frames itself
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        n_envs: int = 1,
+        seed: int | None = None,
+        monitor_dir: str | None = None,
+        *,
+        noop_max: int = 30,
+        frame_skip: int = 4,
+        screen_size: int = 84,
+        terminal_on_life_loss: bool = True,
+        clip_reward: bool = True,
+        fire_reset: bool = True,
+        action_repeat_probability: float = 0.0,
+        num_threads: int = 0,
+        render_mode: str | None = "rgb_array",
+    ) -> None:
+        # Not at the top: the wheel of ale-py is not on every platform, and importing sb3_qac works without it
+        from ale_py.vector_env import AtariVectorEnv
+
+        self.spec = gym.spec(env_id)
+        game = _game_arguments(self.spec)
+        self.terminal_on_life_loss = terminal_on_life_loss
+        self.clip_reward = clip_reward
+        self._envs = AtariVectorEnv(
+            game["game"],
+            n_envs,
+            num_threads=num_threads,
+            max_num_frames_per_episode=game["max_num_frames_per_episode"],
+            repeat_action_probability=max(game["repeat_action_probability"], action_repeat_probability),
+            full_action_space=game["full_action_space"],
+            # SB3's convention: the observation is the first of the next episode, the last one goes into the info
+            autoreset_mode="SameStep",
+            img_height=screen_size,
+            img_width=screen_size,
+            stack_num=1,
+            frameskip=frame_skip,
+            maxpool=frame_skip > 1,
+            noop_max=noop_max,
+            # Lives and clipping are left to us: in C++ a lost life would restart the game, or its flag could not be told
+            # from the end of the game, and the raw rewards would be lost
+            episodic_life=False,
+            life_loss_info=False,
+            reward_clipping=False,
+            use_fire_reset=fire_reset,
+        )
+        meanings = gym.make(env_id).unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        self._fire_on_life_loss = fire_reset and terminal_on_life_loss and meanings[FIRE : FIRE + 1] == ["FIRE"]
+        self._screen: np.ndarray | None = None
+        self.render_mode = render_mode
+
+        observation_space = spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
+        super().__init__(n_envs, observation_space, self._envs.single_action_space)
+
+        self._lives = np.zeros(n_envs, dtype=np.int32)
+        self._life_lost = np.zeros(n_envs, dtype=bool)
+        self._returns = np.zeros(n_envs, dtype=np.int64)
+        self._first_frames = np.zeros(n_envs, dtype=np.int64)
+        self._start_time = time.time()
+        self._results_writers: list[ResultsWriter] = []
+        if monitor_dir is not None:
+            header: dict[str, float | str] = {"t_start": self._start_time, "env_id": env_id}
+            self._results_writers = [ResultsWriter(str(Path(monitor_dir, str(i))), header=header) for i in range(n_envs)]
+        self.seed(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed)
+
+    def reset(self) -> VecEnvObs:
+        """
+        Start new games in all environments, wherever the old ones were.
+
+        :return: observations, shape (n_envs, 1, screen_size, screen_size)
+        """
+        # The seeds are int32 in C++; -1 goes on with the generator that the environment has
+        seeds = np.array([-1 if seed is None else seed % 2**31 for seed in self._seeds], dtype=np.int64)
+        obs, info = self._envs.reset(seed=seeds)
+        self._reset_seeds()
+        self._lives = info["lives"]
+        self._life_lost[:] = False
+        self._returns[:] = 0
+        self._first_frames = self._frames_before_episode(info)
+        self._screen = obs
+        return obs
+
+    def step_async(self, actions: np.ndarray) -> None:
+        if self._fire_on_life_loss and self._life_lost.any():
+            actions = np.where(self._life_lost, FIRE, actions)
+        self._envs.send(np.asarray(actions, dtype=np.int64))
+
+    def step_wait(self) -> VecEnvStepReturn:
+        obs, raw_rewards, terminated, truncated, info = self._envs.recv()
+        self._returns += raw_rewards
+        game_over = terminated | truncated
+        infos: list[dict[str, Any]] = [{"lives": lives} for lives in info["lives"].tolist()]
+
+        if self.terminal_on_life_loss:
+            # As SB3's EpisodicLifeEnv: at 0 lives some games go on for a few frames before they end
+            self._life_lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~game_over
+            for i in np.flatnonzero(self._life_lost).tolist():
+                infos[i].update({"terminal_observation": obs[i], "TimeLimit.truncated": False})
+        if game_over.any():
+            first_frames = self._frames_before_episode(info)
+            for i in np.flatnonzero(game_over).tolist():
+                infos[i]["terminal_observation"] = info["final_obs"][i]
+                infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
+                infos[i]["episode"] = self._end_episode(i, int(first_frames[i] - self._first_frames[i]))
+            self._first_frames = first_frames
+
+        self._lives = info["lives"]
+        self._screen = obs
+        rewards = np.sign(raw_rewards) if self.clip_reward else raw_rewards
+        return obs, rewards.astype(np.float32), game_over | self._life_lost, infos
+
+    @staticmethod
+    def _frames_before_episode(info: dict[str, np.ndarray]) -> np.ndarray:
+        return info["frame_number"].astype(np.int64) - info["episode_frame_number"]
+
+    def _end_episode(self, i: int, n_frames: int) -> dict[str, float]:
+        """
+        :param i: Index of the environment whose game ended
+        :param n_frames: Number of its frames
+        :return: what ``Monitor`` reports: raw return, length in frames, seconds since the start
+        """
+        episode = {"r": float(self._returns[i]), "l": n_frames, "t": round(time.time() - self._start_time, 6)}
+        self._returns[i] = 0
+        if self._results_writers:
+            self._results_writers[i].write_row(episode)
+        return episode
+
+    def close(self) -> None:
+        for results_writer in self._results_writers:
+            results_writer.close()
+        self._results_writers = []
+        self._envs.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """:return: what the agents see, as RGB images"""
+        if self.render_mode != "rgb_array" or self._screen is None:
+            warnings.warn(
+                "No images: make the environment with `render_mode='rgb_array'` and call `reset` first.", stacklevel=2
+            )
+            return [None] * self.num_envs
+        return [np.repeat(frame[0, :, :, None], 3, axis=2) for frame in self._screen]
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        # Returns and lengths are reported as Monitor does
+        return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        return [getattr(self, attr_name) for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        raise NotImplementedError(f"The games run in C++, one cannot set `{attr_name}` of theirs. Give it to the constructor.")
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        raise NotImplementedError(f"The games run in C++ and have no method `{method_name}`. Use SB3's `make_atari_env`.")
+
+
+def _game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
+    """
+    :param spec: What gymnasium knows of the environment
+    :return: Arguments of ale-py's ``AtariEnv``
+    :raises ValueError: if it is no Atari game, or skips frames itself
+    """
+    if "AtariEnv" not in str(spec.entry_point):
+        raise ValueError(f"{spec.id} is not an Atari game ({spec.entry_point}). Use SB3's `make_vec_env`.")
+    defaults = {"repeat_action_probability": 0.25, "full_action_space": False, "max_num_frames_per_episode": 108_000}
+    game = {**defaults, **spec.kwargs}
+    if game.get("frameskip", 4) != 1:
+        raise ValueError(
+            f"{spec.id} skips {game.get('frameskip', 4)} frames itself, but the preprocessing has to see every frame. "
+            f"Use an environment named like 'PongNoFrameskip-v4'."
+        )
+    return game

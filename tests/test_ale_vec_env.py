@@ -1,0 +1,290 @@
+"""The C++ environments: bit-equal to gymnasium's preprocessing, and a drop-in for SB3's ``make_atari_env``."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import AtariPreprocessing
+from stable_baselines3 import A2C
+from stable_baselines3.common.atari_wrappers import AtariWrapper
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor, load_results
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecTransposeImage
+
+from sb3_qac import QA2C
+from sb3_qac.common.env_util import make_ale_vec_env, to_ale_vec_env
+from sb3_qac.common.vec_env import AleVecEnv
+
+PONG, BREAKOUT = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"
+GAMES = [f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")]
+
+
+class Reference:
+    """
+    gymnasium's ``AtariPreprocessing``, brought to where a game in C++ starts: after FIRE, where there is one, no-ops of one
+    frame each, as many as the C++ side says it made.
+    """
+
+    def __init__(self, env_id):
+        self.env = AtariPreprocessing(gym.make(env_id), noop_max=0)
+        self.has_fire = self.env.unwrapped.get_action_meanings()[1] == "FIRE"
+
+    def reset(self, n_frames):
+        self.env.reset()
+        for frame in range(n_frames):
+            self.env.unwrapped.step(1 if frame == 0 and self.has_fire else 0)
+        self.env.ale.getScreenGrayscale(self.env.obs_buffer[0])
+        self.env.obs_buffer[1].fill(0)
+        return self.env._get_obs()
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        return obs, reward, terminated or truncated, self.env.ale.lives()
+
+
+@pytest.mark.parametrize("env_id", GAMES)
+def test_games_are_those_of_gymnasium_frame_by_frame(env_id, n_steps=1500):
+    env = AleVecEnv(env_id, n_envs=1, seed=3, terminal_on_life_loss=False, clip_reward=False, num_threads=1)
+    reference = Reference(env_id)
+    infos_of_reset = []
+    reset = env._envs.reset
+    env._envs.reset = lambda **kwargs: infos_of_reset.append(reset(**kwargs)) or infos_of_reset[-1]
+    obs = env.reset()
+    expected = reference.reset(int(infos_of_reset[0][1]["episode_frame_number"][0]))
+    np.testing.assert_array_equal(obs[0, 0], expected)
+
+    recv, infos_of_step = env._envs.recv, []
+    env._envs.recv = lambda: infos_of_step.append(recv()) or infos_of_step[-1]
+    rng, score, ends = np.random.default_rng(0), 0, 0
+    for _ in range(n_steps):
+        action = rng.integers(env.action_space.n)
+        obs, rewards, dones, infos = env.step(np.array([action]))
+        expected, reward, done, lives = reference.step(action)
+        score += reward
+        assert rewards[0] == reward
+        assert dones[0] == done
+        if done:
+            ends += 1
+            assert infos[0]["episode"]["r"] == score
+            score = 0
+            expected = reference.reset(int(infos_of_step[-1][4]["episode_frame_number"][0]))
+        else:
+            assert infos[0]["lives"] == lives
+        np.testing.assert_array_equal(obs[0, 0], expected)
+    assert ends > 0
+    env.close()
+
+
+def both(n_envs=2, env_id=PONG, **wrapper_kwargs):
+    """The stock stack and ours, as a user makes them."""
+    stock = VecTransposeImage(VecFrameStack(make_atari_env(env_id, n_envs, seed=0, wrapper_kwargs=wrapper_kwargs), 4))
+    return stock, VecFrameStack(make_ale_vec_env(env_id, n_envs, seed=0, wrapper_kwargs=wrapper_kwargs), 4)
+
+
+@pytest.mark.parametrize("env_id", GAMES)
+def test_spaces_are_those_of_make_atari_env(env_id):
+    stock, ours = both(env_id=env_id)
+    assert ours.observation_space == stock.observation_space
+    assert ours.action_space == stock.action_space
+    for env in (stock, ours):
+        obs = env.reset()
+        assert (obs.shape, obs.dtype) == ((2, 4, 84, 84), np.uint8)
+        # The stack starts empty but for the newest frame
+        assert not obs[:, :3].any() and obs[:, 3].any()
+        obs, rewards, dones, infos = env.step(np.zeros(2, dtype=int))
+        assert (rewards.dtype, dones.dtype, type(infos), type(infos[0])) == (np.float32, bool, list, dict)
+        env.close()
+
+
+@pytest.mark.parametrize("algorithm", [A2C, QA2C])
+def test_a_model_trained_on_one_loads_on_the_other(algorithm, tmp_path):
+    stock, ours = both()
+    for here, there in ((stock, ours), (ours, stock)):
+        algorithm("CnnPolicy", here, seed=0).learn(20).save(tmp_path / "model")
+        algorithm.load(tmp_path / "model", env=there).learn(20)
+
+
+def play(env, n_steps, seed=0):
+    """:return: one (reward, done, info) of environment 0 for each step, with random actions"""
+    env.reset()
+    rng = np.random.default_rng(seed)
+    steps = []
+    for _ in range(n_steps):
+        obs, rewards, dones, infos = env.step(rng.integers(env.action_space.n, size=env.num_envs))
+        steps.append((obs, rewards[0], dones[0], infos[0]))
+    return steps
+
+
+def test_clipped_rewards_come_with_raw_scores():
+    env = make_ale_vec_env("QbertNoFrameskip-v4", 1, seed=0)
+    raw = make_ale_vec_env("QbertNoFrameskip-v4", 1, seed=0, wrapper_kwargs=dict(clip_reward=False))
+    clipped_steps, raw_steps = play(env, 700), play(raw, 700)
+    assert {reward for _, reward, _, _ in clipped_steps} == {0.0, 1.0}
+    np.testing.assert_array_equal([np.sign(step[1]) for step in raw_steps], [step[1] for step in clipped_steps])
+    episodes = [step[3]["episode"] for step in clipped_steps if "episode" in step[3]]
+    end = next(i for i, step in enumerate(raw_steps) if "episode" in step[3])
+    assert episodes[0]["r"] == sum(step[1] for step in raw_steps[: end + 1]) >= 25
+    assert [episode["r"] for episode in episodes] == [step[3]["episode"]["r"] for step in raw_steps if "episode" in step[3]]
+
+
+def test_lost_life_ends_an_episode_but_not_the_game():
+    steps = play(make_ale_vec_env(BREAKOUT, 1, seed=0), 500)
+    whole = play(make_ale_vec_env(BREAKOUT, 1, seed=0, wrapper_kwargs=dict(terminal_on_life_loss=False)), 500)
+    lives = [info["lives"] for _, _, _, info in steps]
+    ends = [i for i, (_, _, done, _) in enumerate(steps) if done]
+    games = [i for i in ends if "episode" in steps[i][3]]
+    lost = [i for i in range(1, len(steps)) if 0 < lives[i] < lives[i - 1]]
+    assert games and ends == sorted([*lost, *games]) and len(lost) >= 4
+    assert all(
+        not steps[i][3]["TimeLimit.truncated"] and steps[i][3]["terminal_observation"].shape == (1, 84, 84) for i in ends
+    )
+    assert all(("episode" in info) == done for _, _, done, info in whole)
+
+
+def test_fire_is_pressed_for_the_agent_at_the_start_of_a_life():
+    """Breakout stands still until FIRE: with an agent that never presses it, only that makes lives go by."""
+    idle = np.zeros(1, dtype=int)
+    lives = {}
+    for fire_reset in (True, False):
+        env = make_ale_vec_env(BREAKOUT, 1, seed=0, vec_env_kwargs=dict(fire_reset=fire_reset))
+        env.reset()
+        lives[fire_reset] = min(env.step(idle)[3][0]["lives"] for _ in range(200))
+    assert lives[True] < 3
+    assert lives[False] == 5
+
+
+def test_time_limit_is_reported_as_truncation(monkeypatch):
+    spec = gym.spec(PONG)
+    monkeypatch.setitem(spec.kwargs, "max_num_frames_per_episode", 200)
+    steps = play(make_ale_vec_env(PONG, 1, seed=0), 120)
+    ends = [info for _, _, done, info in steps if done]
+    assert len(ends) >= 2
+    assert all(info["TimeLimit.truncated"] and info["terminal_observation"].any() for info in ends)
+    # ale-py counts the limit from where the no-ops and FIRE of the reset ended, of which there are 30 at most
+    assert all(200 <= info["episode"]["l"] < 200 + 4 + 31 for info in ends)
+
+
+def test_length_is_in_frames_as_of_monitor():
+    """SB3's Monitor lies under the frame skip: it counts frames, those of no-ops and FIRE too."""
+    env = make_ale_vec_env(PONG, 1, seed=0, wrapper_kwargs=dict(noop_max=1))
+    steps = play(env, 1500)
+    first = next(i for i, step in enumerate(steps) if step[2])
+    # FIRE; then four frames a step, the last one perhaps cut short
+    assert 4 * first < steps[first][3]["episode"]["l"] <= 4 * (first + 1) + 2
+
+
+def test_observations_are_not_overwritten_by_the_next_step():
+    env = VecFrameStack(make_ale_vec_env(PONG, 2, seed=0), 4)
+    given, copies, rng = [env.reset()], [], np.random.default_rng(0)
+    for _ in range(30):
+        copies.append(given[-1].copy())
+        given.append(env.step(rng.integers(6, size=2))[0])
+    for obs, copy in zip(given, copies, strict=False):
+        np.testing.assert_array_equal(obs, copy)
+
+
+def frames(env, n_steps=60):
+    """:return: what ``n_steps`` of random actions show; Pong's first image tells nothing of the no-ops before it"""
+    return np.stack([obs for obs, *_ in play(env, n_steps)])
+
+
+def test_same_seed_same_games_and_seeds_are_used_once():
+    first = frames(make_ale_vec_env(PONG, 2, seed=5))
+    np.testing.assert_array_equal(frames(make_ale_vec_env(PONG, 2, seed=5)), first)
+    assert not np.array_equal(frames(make_ale_vec_env(PONG, 2, seed=6)), first)
+
+    env = make_ale_vec_env(PONG, 2, seed=5)
+    np.testing.assert_array_equal(frames(env), first)
+    assert not np.array_equal(frames(env), first)
+    env.seed(5)
+    np.testing.assert_array_equal(frames(env), first)
+
+
+def test_environments_without_a_seed_differ_and_large_seeds_are_taken():
+    assert not np.array_equal(frames(make_ale_vec_env(PONG, 4)), frames(make_ale_vec_env(PONG, 4)))
+    assert not np.array_equal(frames(make_ale_vec_env(PONG, 2, seed=2**32 - 3)), frames(make_ale_vec_env(PONG, 2, seed=5)))
+
+
+def test_reset_starts_new_games():
+    """SB3's life-loss wrapper goes on with an unfinished game; here scores of one evaluation never enter the next."""
+    env = make_ale_vec_env(PONG, 1, seed=0)
+    play(env, 200)
+    env.reset()
+    episode = next(info["episode"] for _, _, done, info in play(env, 2000) if done)
+    assert episode["l"] <= 4 * 2000 and -21 <= episode["r"] <= 21
+
+
+def test_evaluate_policy_does_not_warn_and_counts_whole_games(recwarn):
+    env = VecFrameStack(make_ale_vec_env(PONG, 2, seed=0), 4)
+    model = QA2C("CnnPolicy", env, seed=0)
+    returns, lengths = evaluate_policy(model, env, n_eval_episodes=2, deterministic=False, return_episode_rewards=True)
+    assert all(-21 <= score <= 21 for score in returns) and min(lengths) > 2000
+    assert [warning for warning in recwarn if "Monitor" in str(warning.message)] == []
+    assert env.env_is_wrapped(Monitor) == [True, True]
+    assert env.env_is_wrapped(AtariWrapper) == [False, False]
+
+
+def test_monitor_files_are_those_that_sb3_reads(tmp_path):
+    env = make_ale_vec_env(PONG, 2, seed=0, monitor_dir=str(tmp_path))
+    scores = [info["episode"]["r"] for *_, info in play(env, 1200) if "episode" in info]
+    env.close()
+    results = load_results(str(tmp_path))
+    assert len(list(tmp_path.glob("*.monitor.csv"))) == 2
+    assert set(scores) <= set(results["r"]) and len(results) >= 2
+
+
+def test_images_show_what_the_agent_sees():
+    env = make_ale_vec_env(PONG, 2, seed=0)
+    with pytest.warns(UserWarning, match="call `reset` first"):
+        env.get_images()
+    obs = env.reset()
+    images = env.get_images()
+    assert [image.shape for image in images] == [(84, 84, 3)] * 2
+    np.testing.assert_array_equal(images[1][:, :, 2], obs[1, 0])
+    assert env.render("rgb_array").shape == (168, 84, 3)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("CartPole-v1", "not an Atari game.*make_vec_env"),
+        ("ALE/Pong-v5", "skips 4 frames itself.*PongNoFrameskip-v4"),
+        ("Pong-v4", r"skips \(2, 5\) frames itself"),
+    ],
+)
+def test_environments_that_cannot_be_used_are_refused(env_id, message):
+    with pytest.raises(ValueError, match=message):
+        make_ale_vec_env(env_id)
+
+
+def test_misspelt_environment_is_refused_with_a_proposal():
+    with pytest.raises(gym.error.NameNotFound, match="Did you mean"):
+        make_ale_vec_env("PongNoFrameskp-v4")
+
+
+def test_environments_of_rl_zoo_are_replaced_by_their_like(tmp_path):
+    wrapper_kwargs = dict(terminal_on_life_loss=False, clip_reward=False, noop_max=7, frame_skip=2, screen_size=42)
+    arguments = dict(n_envs=2, seed=4, monitor_dir=str(tmp_path), wrapper_kwargs=wrapper_kwargs)
+    stock = make_atari_env(BREAKOUT, **arguments, env_kwargs=dict(render_mode=None))
+    replaced, ours = to_ale_vec_env(stock), make_ale_vec_env(BREAKOUT, **{**arguments, "monitor_dir": None})
+    assert isinstance(replaced, AleVecEnv)
+    for (obs, *step), (expected_obs, *expected) in zip(play(replaced, 50), play(ours, 50), strict=True):
+        np.testing.assert_array_equal(obs, expected_obs)
+        assert step == expected
+    assert (replaced.terminal_on_life_loss, replaced.clip_reward) == (False, False)
+    replaced.close()
+    assert len(list(tmp_path.glob("*.monitor.csv"))) == 2
+
+
+def test_environments_to_look_at_are_left_as_they_are():
+    env = make_atari_env(PONG, 1, env_kwargs=dict(render_mode="rgb_array"))
+    assert to_ale_vec_env(env) is env
+
+
+def test_other_environments_cannot_be_replaced():
+    with pytest.raises(ValueError, match="AtariWrapper"):
+        to_ale_vec_env(make_vec_env("CartPole-v1"))
+    env = make_atari_env(PONG, 1, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
+    with pytest.raises(ValueError, match="DummyVecEnv"):
+        to_ale_vec_env(env)
+    env.close()
