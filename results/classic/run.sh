@@ -16,5 +16,8 @@ for seed in 0 1 2; do
     echo "cartpole_seed-$seed --env CartPole-v1 --seed $seed"
     echo "cartpole_beta-0_seed-$seed --env CartPole-v1 --seed $seed -params beta:0.0"
     echo "acrobot_seed-$seed --env Acrobot-v1 --seed $seed"
-    echo "acrobot_beta-0_seed-$seed --env Acrobot-v1 --seed $seed -params beta:0.0"
+    # Tried and not taken
+    others="learning_rate:'lin_2e-3' ent_coef:0.01"
+    echo "acrobot_lin-2e-3_seed-$seed --env Acrobot-v1 --seed $seed -params $others beta:1.0"
+    echo "acrobot_lin-2e-3_beta-0_seed-$seed --env Acrobot-v1 --seed $seed -params $others beta:0.0"
 done | xargs -P 2 -I{} bash -c 'run {}'
