@@ -4,7 +4,7 @@ belong at the root of site-packages, from a wheel and from an editable install a
 """
 
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -13,18 +13,22 @@ from setuptools.command.editable_wheel import editable_wheel
 ROOT = Path(__file__).parent
 
 
+def copy_files(name, target):
+    copytree(ROOT / name, target, ignore=ignore_patterns("__pycache__"), dirs_exist_ok=True)
+
+
 class BuildPy(build_py):
     def run(self):
         super().run()
         if not self.editable_mode:
-            copytree(ROOT / "hyperparams", Path(self.build_lib, "sb3_qac", "hyperparams"), dirs_exist_ok=True)
-            copytree(ROOT / "startup", self.build_lib, dirs_exist_ok=True)
+            copy_files("hyperparams", Path(self.build_lib, "sb3_qac", "hyperparams"))
+            copy_files("startup", self.build_lib)
 
 
 class EditableWheel(editable_wheel):
     def _run_build_commands(self, dist_name, unpacked_wheel, build_lib, tmp_dir):
         # setuptools installs nothing but a path in editable mode; what lies in ``unpacked_wheel`` goes into the wheel
-        copytree(ROOT / "startup", unpacked_wheel, dirs_exist_ok=True)
+        copy_files("startup", unpacked_wheel)
         return super()._run_build_commands(dist_name, unpacked_wheel, build_lib, tmp_dir)
 
 
