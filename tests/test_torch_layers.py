@@ -1,5 +1,7 @@
 """The lean Nature CNN is SB3's: same weights, same features, same learning, up to rounding."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch as th
@@ -33,6 +35,32 @@ def test_features_are_those_of_nature_cnn(dtype, tolerance):
         for actual in (lean(images(8)), lean(images(8).float() / 255)):
             assert actual.dtype == th.float32
             assert (actual - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_kept_for_the_rollout_are_those_of_the_parameters(dtype):
+    """What was made of the parameters is made anew after whatever changes them."""
+    lean, batch = make(LeanNatureCNN, dtype=dtype), images(2)
+
+    def features():
+        with th.no_grad():
+            kept = lean(batch)
+        # With gradients nothing is kept
+        th.testing.assert_close(kept, lean(batch).detach(), rtol=0, atol=0)
+        return kept
+
+    seen = [features()]
+    optimizer = th.optim.SGD(lean.parameters(), lr=0.1)
+    lean(batch).sum().backward()
+    optimizer.step()
+    seen.append(features())
+    lean.load_state_dict({name: value * 0.9 for name, value in lean.state_dict().items()})
+    seen.append(features())
+    for parameter in lean.parameters():
+        parameter.data = parameter.data * 0.9
+    seen.append(features())
+    for before, after in itertools.pairwise(seen):
+        assert (before - after).norm() > 1e-2 * before.norm()
 
 
 def fill(buffer, update):

@@ -1,4 +1,4 @@
-from typing import Literal, cast
+from typing import Literal
 
 import gymnasium as gym
 import torch as th
@@ -11,10 +11,11 @@ class LeanNatureCNN(NatureCNN):
     """
     The Nature CNN, computed faster: the same layers, parameters and initial weights as SB3's ``NatureCNN``.
 
-    Images are kept channels last, in which convolutions are faster, and are taken as they come: the division by 255
-    happens in the weights of the first layer, which are far fewer. In "float32" only the rounding differs from ``NatureCNN``.
-    "bfloat16" computes the layers with 8 significant bits and changes results beyond rounding; parameters, their
-    gradients, the features given back and all that follows stay in float32.
+    Images are taken as they come, the division by 255 happens in the weights of the first layer, which are far fewer; they
+    are kept channels last, in which convolutions are faster; and what has to be made of the weights is made once per
+    update, not at each step of a rollout. In "float32" only the rounding differs from ``NatureCNN``. "bfloat16" computes
+    the layers with 8 significant bits and changes results beyond rounding; parameters, their gradients, the features
+    given back and all that follows stay in float32.
 
     :param observation_space: Observation space, images with channels first
     :param features_dim: Number of features
@@ -33,16 +34,35 @@ class LeanNatureCNN(NatureCNN):
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"`dtype` must be 'float32' or 'bfloat16', but {dtype!r} was given.")
         super().__init__(observation_space, features_dim, normalized_image)
-        self.dtype = getattr(th, dtype)
+        self.dtype: th.dtype = getattr(th, dtype)
+        self.convolutions = [layer for layer in self.cnn if isinstance(layer, nn.Conv2d)]
+        # Weights as the layers take them, by whether images are pixels, and what they were made of: where the parameters
+        # lay, and how often they had been written to
+        self._weights: dict[bool, tuple[list[tuple[int, int]], list[th.Tensor]]] = {}
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         """
         :param observations: Images, (batch_size, channels, height, width): uint8, or floats that are normalised already
         :return: Features, shape (batch_size, features_dim), float32
         """
-        first = cast(nn.Conv2d, self.cnn[0])
-        weight = first.weight / 255 if observations.dtype == th.uint8 else first.weight
-        images = observations.to(self.dtype, memory_format=th.channels_last)
-        with th.autocast(images.device.type, dtype=self.dtype, enabled=self.dtype != th.float32):
-            hidden = F.conv2d(images, weight, first.bias, first.stride)
-            return self.linear(self.cnn[1:](hidden)).float()
+        weights = iter(self._layer_weights(pixels=observations.dtype == th.uint8))
+        hidden = observations.to(self.dtype).contiguous(memory_format=th.channels_last)
+        for convolution in self.convolutions:
+            hidden = F.relu_(F.conv2d(hidden, next(weights), next(weights), convolution.stride))
+        return F.relu_(F.linear(hidden.flatten(1), next(weights), next(weights))).float()
+
+    def _layer_weights(self, pixels: bool) -> list[th.Tensor]:
+        """
+        :param pixels: Whether images are between 0 and 255
+        :return: Weight and bias of each layer in its precision, with the division by 255 in the first weight
+        """
+        parameters = list(self.parameters())
+        versions = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
+        if not th.is_grad_enabled() and pixels in self._weights and self._weights[pixels][0] == versions:
+            return self._weights[pixels][1]
+        weights = [parameter.to(self.dtype) for parameter in parameters]
+        if pixels:
+            weights[0] = (parameters[0] / 255).to(self.dtype)
+        if not th.is_grad_enabled():
+            self._weights[pixels] = versions, weights
+        return weights
