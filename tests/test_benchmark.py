@@ -1,0 +1,46 @@
+"""The benchmark: what it measures is there, and its arithmetic is right."""
+
+import json
+
+import pytest
+
+from sb3_qac.study.benchmark import BASELINE, CONTENDERS, measure_parts, measure_training, run_benchmark, tables, write_report
+
+PONG = "PongNoFrameskip-v4"
+
+
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+def test_every_contender_is_measured(contender):
+    training = measure_training(contender, PONG, n_envs=1, seconds=0.1, device="cpu")
+    assert training["steps_per_second"] > 10 and training["peak_memory"] > 50
+    parts = measure_parts(contender, PONG, n_envs=1, seconds=0.1, device="cpu")
+    assert parts["limit"] == pytest.approx(1000 * 5 / (parts["environments"] + parts["forward"] + parts["update"]))
+
+
+def row(contender, round_, **figures):
+    return {"round": round_, "n_envs": 16, "contender": contender.name, **figures}
+
+
+def test_table_compares_within_a_round_and_takes_medians(tmp_path):
+    """Twice as fast in each round, though the machine was half as fast in the second and a third in the third."""
+    rows = []
+    for round_, machine in enumerate((1, 1 / 2, 1 / 3)):
+        for contender in CONTENDERS:
+            speed = 600 * machine * (1 if contender is BASELINE else 2)
+            rows.append(row(contender, round_, steps_per_second=speed, peak_memory=500 + round_))
+            rows.append(row(contender, round_, limit=1200, environments=10, forward=20 + round_, update=30))
+    report = dict(env_id=PONG, processor="CPU", cores=2, device="cpu", repeats=3, seconds=20, measurements=rows)
+    text = "\n".join(tables(report))
+    assert f"| {BASELINE.name} | 300 (200 - 600) | 1.00 (1.00 - 1.00) | 1200 | 25% | 501 MiB |" in text
+    assert f"| {CONTENDERS[2].name} | 600 (400 - 1200) | 2.00 (2.00 - 2.00) | 1200 | 50% | 501 MiB |" in text
+    assert f"| {BASELINE.name} | 10.0 | 21.0 | 30.0 |" in text
+    write_report(report, tmp_path / "folder" / "report.json")
+    assert json.loads((tmp_path / "folder" / "report.json").read_text()) == report
+
+
+@pytest.mark.slow
+def test_benchmark_measures_everything_in_every_round():
+    report = run_benchmark(PONG, [1, 2], seconds=0.1, repeats=2, device="cpu")
+    assert len(report["measurements"]) == 2 * 2 * 2 * len(CONTENDERS)
+    assert {(row["round"], row["n_envs"]) for row in report["measurements"]} == {(0, 1), (0, 2), (1, 1), (1, 2)}
+    assert "2 environments" in "\n".join(tables(report))
