@@ -6,6 +6,8 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from torch import nn
 from torch.nn import functional as F
 
+from sb3_qac.common.memory import keep_freed_memory
+
 
 class LeanNatureCNN(NatureCNN):
     """
@@ -16,6 +18,8 @@ class LeanNatureCNN(NatureCNN):
     update, not at each step of a rollout. In "float32" only the rounding differs from ``NatureCNN``. "bfloat16" computes
     the layers with 8 significant bits and changes results beyond rounding; parameters, their gradients, the features
     given back and all that follows stay in float32.
+
+    Where the C library is glibc, making one also has the process keep freed memory (see ``keep_freed_memory``).
 
     :param observation_space: Observation space, images with channels first
     :param features_dim: Number of features
@@ -34,6 +38,7 @@ class LeanNatureCNN(NatureCNN):
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"`dtype` must be 'float32' or 'bfloat16', but {dtype!r} was given.")
         super().__init__(observation_space, features_dim, normalized_image)
+        keep_freed_memory()
         self.dtype: th.dtype = getattr(th, dtype)
         self.convolutions = [layer for layer in self.cnn if isinstance(layer, nn.Conv2d)]
         # Weights as the layers take them, by whether images are pixels, and what they were made of: where the parameters
