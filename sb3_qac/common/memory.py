@@ -8,8 +8,8 @@ def keep_freed_memory() -> bool:
     """
     Have the C library keep freed memory for the next allocation, in this process.
 
-    By default glibc gives large blocks back to the system, and every page of the next one has to be faulted in again. An update
-    allocates and frees the same tens of megabytes each time, a gradient of 6 MB and images as floats among them.
+    By default glibc gives large blocks back to the system, and every page of the next one has to be faulted in again. An
+    update takes and frees the same tens of megabytes each time, a gradient of 6 MB and images as floats among them.
 
     :return: Whether it was done: only where the C library is glibc
     """
