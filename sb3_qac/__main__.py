@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import gymnasium as gym
+
 from sb3_qac import __version__
 from sb3_qac.doctor import examine
 from sb3_qac.study.benchmark import run_benchmark, tables, write_report
@@ -89,7 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif args.command == "doctor":
         return run_doctor(args.json)
     elif args.command == "benchmark":
-        report = run_benchmark(args.env, args.n_envs, args.seconds, args.repeats, args.device)
+        try:
+            report = run_benchmark(args.env, args.n_envs, args.seconds, args.repeats, args.device)
+        except (ValueError, gym.error.Error) as error:
+            sys.exit(f"benchmark: {error}")
         write_report(report, args.output)
         print("\n".join(tables(report)))
     else:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from sb3_qac.__main__ import main
 from sb3_qac.study.benchmark import BASELINE, CONTENDERS, measure_parts, measure_training, run_benchmark, tables, write_report
 
 PONG = "PongNoFrameskip-v4"
@@ -36,6 +37,20 @@ def test_table_compares_within_a_round_and_takes_medians(tmp_path):
     assert f"| {BASELINE.name} | 10.0 | 21.0 | 30.0 |" in text
     write_report(report, tmp_path / "folder" / "report.json")
     assert json.loads((tmp_path / "folder" / "report.json").read_text()) == report
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--env", "CartPole-v1"], "CartPole-v1 is not an Atari game"),
+        (["--env", "PongNoFramskip-v4"], "Did you mean"),
+        (["--repeats", "0"], "`repeats` must be a finite number, at least 1, but 0"),
+        (["--n-envs", "16", "0"], "`n_envs` must be a finite number, at least 1, but 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
+    with pytest.raises(SystemExit, match=message):
+        main(["benchmark", *arguments])
 
 
 @pytest.mark.slow

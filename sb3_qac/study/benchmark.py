@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import stable_baselines3
 import torch as th
@@ -28,8 +29,10 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
 from tqdm.auto import tqdm
 
+from sb3_qac.common.checks import check_number
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.vec_env.ale_vec_env import game_arguments
 from sb3_qac.qa2c import QA2C
 
 N_STEPS = 5
@@ -168,7 +171,13 @@ def run_benchmark(env_id: str, n_envs_list: list[int], seconds: float, repeats: 
     :param repeats: Rounds, in each of which everything is measured once
     :param device: PyTorch device
     :return: the machine, the settings, and the ``measurements``: one row each
+    :raises ValueError: if the environment is no Atari game, or a number is too small
     """
+    game_arguments(gym.spec(env_id))
+    check_number("seconds", seconds)
+    check_number("repeats", repeats, minimum=1)
+    for n_envs in n_envs_list:
+        check_number("n_envs", n_envs, minimum=1)
     jobs = [
         (round_, n_envs, contender, measure)
         for n_envs in n_envs_list

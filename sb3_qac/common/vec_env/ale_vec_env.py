@@ -65,7 +65,7 @@ class AleVecEnv(VecEnv):
         from ale_py.vector_env import AtariVectorEnv
 
         self.spec = gym.spec(env_id)
-        game = _game_arguments(self.spec)
+        game = game_arguments(self.spec)
         self.terminal_on_life_loss = terminal_on_life_loss
         self.clip_reward = clip_reward
         self._envs = AtariVectorEnv(
@@ -202,7 +202,7 @@ class AleVecEnv(VecEnv):
         raise NotImplementedError(f"The games run in C++ and have no method `{method_name}`. Use SB3's `make_atari_env`.")
 
 
-def _game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
+def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
     """
     :param spec: What gymnasium knows of the environment
     :return: Arguments of ale-py's ``AtariEnv``
