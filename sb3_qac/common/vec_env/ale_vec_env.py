@@ -31,7 +31,7 @@ class AleVecEnv(VecEnv):
     :param n_envs: Number of environments
     :param seed: Seed of the first environment, those after it count up from there; at random if None
     :param monitor_dir: Folder for the monitor files, one for each environment; None writes none
-    :param noop_max: Largest number of no-ops at a reset, of one frame each; 0 for none
+    :param noop_max: A game starts with fewer than so many frames of no-ops and FIRE, as many as chance has it; 0 for no no-ops
     :param frame_skip: Frames for which an action is repeated
     :param screen_size: Width and height of the images
     :param terminal_on_life_loss: Whether the loss of a life ends an episode (the game goes on)
@@ -62,6 +62,7 @@ class AleVecEnv(VecEnv):
         render_mode: str | None = "rgb_array",
     ) -> None:
         # Not at the top: the wheel of ale-py is not on every platform, and importing sb3_qac works without it
+        from ale_py import Action
         from ale_py.vector_env import AtariVectorEnv
 
         self.spec = gym.spec(env_id)
@@ -90,8 +91,8 @@ class AleVecEnv(VecEnv):
             reward_clipping=False,
             use_fire_reset=fire_reset,
         )
-        meanings = gym.make(env_id).unwrapped.get_action_meanings()  # type: ignore[attr-defined]
-        self._fire_on_life_loss = fire_reset and terminal_on_life_loss and meanings[FIRE : FIRE + 1] == ["FIRE"]
+        has_fire = Action.FIRE in self._envs.ale.get_action_set()[FIRE : FIRE + 1]
+        self._fire_on_life_loss = fire_reset and terminal_on_life_loss and has_fire
         self._screen: np.ndarray | None = None
         self.render_mode = render_mode
 
