@@ -5,16 +5,23 @@ RL Zoo has no plugins. Its own documentation registers an algorithm by writing i
 all three places that ask for the algorithm's name. It happens by itself through ``sb3_qac_zoo_hook``, or by ``register()``.
 """
 
+import argparse
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from sb3_qac.common.callbacks import ExactCheckpointCallback
+from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.qa2c import QA2C
 
 if TYPE_CHECKING:
@@ -86,8 +93,6 @@ def _register_search_space(hyperparams_opt: ModuleType) -> None:
 
 def _register_presets(exp_manager: ModuleType) -> None:
     init = exp_manager.ExperimentManager.__init__
-    if hasattr(init, "__wrapped__"):
-        return
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -98,6 +103,93 @@ def _register_presets(exp_manager: ModuleType) -> None:
         init(*call.args, **call.kwargs)
 
     exp_manager.ExperimentManager.__init__ = init_with_presets
+
+
+def unfinished_run(log_path: Path, env_name: str, command: Sequence[str]) -> Path | None:
+    """
+    :param log_path: Folder with the runs of an algorithm
+    :param env_name: Name of the environment, as RL Zoo writes it
+    :param command: Command line
+    :return: Folder of the newest run that the same command started, that keeps exact checkpoints, is not finished, and that no
+        process works on; None if there is none
+    """
+    runs = [path for path in log_path.glob(f"{env_name}_*") if path.name.removeprefix(f"{env_name}_").isdigit()]
+    for run in sorted(runs, key=lambda path: int(path.name.rpartition("_")[2]), reverse=True):
+        try:
+            known = json.loads((run / "checkpoints" / "run.json").read_text())
+        except (OSError, ValueError):
+            continue
+        if not known["finished"] and _what_is_run(known["command"]) == _what_is_run(command):
+            try:
+                with FileLock(run / "checkpoints" / "lock", blocking=False):
+                    return run
+            except Timeout:
+                continue
+    return None
+
+
+def _what_is_run(command: Sequence[str]) -> list[str]:
+    """
+    :param command: Command line
+    :return: its arguments without those that leave the numbers as they are
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-P", "--progress", action="store_true")
+    parser.add_argument("--verbose")
+    return parser.parse_known_args(command[1:])[1]
+
+
+def _resume_exactly(exp_manager: ModuleType) -> None:
+    """
+    With an ``ExactCheckpointCallback`` among the hyperparameters, a command that is run again goes on with its unfinished run,
+    in the same folder and the same run of Weights & Biases.
+    """
+    manager_class = exp_manager.ExperimentManager
+    create_log_folder = manager_class.create_log_folder
+
+    @functools.wraps(create_log_folder)
+    def create_or_find_log_folder(self: Any) -> None:
+        callback = next((callback for callback in self.callbacks if isinstance(callback, ExactCheckpointCallback)), None)
+        if callback is not None and not self.optimize_hyperparameters:
+            run = unfinished_run(Path(self.log_path), str(self.env_name), sys.argv)
+            if run is not None:
+                self.save_path = str(run)
+                self.params_path = f"{run}/{self.env_name}"
+            callback.folder = callback.folder or Path(self.save_path) / "checkpoints"
+        create_log_folder(self)
+
+    manager_class.create_log_folder = create_or_find_log_folder
+    _resume_wandb(str(exp_manager.EnvironmentName(_zoo_arguments().env)))
+
+
+def _resume_wandb(env_name: str) -> None:
+    """RL Zoo starts its run of Weights & Biases before anything else; these variables make it go on with the one that was."""
+    arguments = _zoo_arguments()
+    if not arguments.track:
+        return
+    run = unfinished_run(Path(arguments.log_folder, arguments.algo), env_name, sys.argv)
+    known = None if run is None else json.loads((run / "checkpoints" / "run.json").read_text())["wandb"]
+    if known is not None:
+        os.environ.setdefault("WANDB_RUN_ID", known["id"])
+        os.environ.setdefault("WANDB_RESUME", "allow")
+
+
+def _zoo_arguments() -> argparse.Namespace:
+    """:return: those arguments of ``rl_zoo3.train`` that say where a run lies, with RL Zoo's defaults"""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--algo", default="ppo")
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("-f", "--log-folder", default="logs")
+    parser.add_argument("--track", action="store_true")
+    return parser.parse_known_args(sys.argv[1:])[0]
+
+
+def _register_in_exp_manager(exp_manager: ModuleType) -> None:
+    if not hasattr(exp_manager.ExperimentManager.__init__, "__wrapped__"):
+        # A name for `policy_kwargs`, which RL Zoo evaluates there
+        exp_manager.LeanNatureCNN = LeanNatureCNN
+        _register_presets(exp_manager)
+        _resume_exactly(exp_manager)
 
 
 def _repair_model_card(push_to_hub: ModuleType) -> None:
@@ -113,7 +205,7 @@ def _repair_model_card(push_to_hub: ModuleType) -> None:
 PLACES: dict[str, Callable[[ModuleType], None]] = {
     "rl_zoo3.utils": _register_algorithms,
     "rl_zoo3.hyperparams_opt": _register_search_space,
-    "rl_zoo3.exp_manager": _register_presets,
+    "rl_zoo3.exp_manager": _register_in_exp_manager,
     "huggingface_sb3.push_to_hub": _repair_model_card,
 }
 

@@ -11,7 +11,12 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from sb3_qac.common.state import StateError, put, take
+
 FIRE = 1
+# An environment is seeded anew at the end of the first game after so many steps; its actions since then make its state (see
+# ``put_state``). ale-py loads the game anew for a seed, which takes some 50 ms: fewer seeds cost less, but longer replays
+STEPS_PER_SEED = 10_000
 
 
 class AleVecEnv(VecEnv):
@@ -95,6 +100,11 @@ class AleVecEnv(VecEnv):
         self._fire_on_life_loss = fire_reset and terminal_on_life_loss and has_fire
         self._screen: np.ndarray | None = None
         self.render_mode = render_mode
+        # Actions of all environments, one byte each, and where those since the last seed of each environment begin
+        self._actions = bytearray()
+        self._first_steps = np.zeros(n_envs, dtype=np.int64)
+        self._n_steps = 0
+        self._state_to_put: dict[str, Any] | None = None
 
         observation_space = spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
         super().__init__(n_envs, observation_space, self._envs.single_action_space)
@@ -108,6 +118,8 @@ class AleVecEnv(VecEnv):
         if monitor_dir is not None:
             header: dict[str, float | str] = {"t_start": self._start_time, "env_id": env_id}
             self._results_writers = [ResultsWriter(str(Path(monitor_dir, str(i))), header=header) for i in range(n_envs)]
+        self._base_seeds = np.zeros(n_envs, dtype=np.int64)
+        self._n_seeds = np.zeros(n_envs, dtype=np.int64)
         self.seed(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed)
 
     def reset(self) -> VecEnvObs:
@@ -116,10 +128,12 @@ class AleVecEnv(VecEnv):
 
         :return: observations, shape (n_envs, 1, screen_size, screen_size)
         """
-        # The seeds are int32 in C++; -1 goes on with the generator that the environment has
-        seeds = np.array([-1 if seed is None else seed % 2**31 for seed in self._seeds], dtype=np.int64)
-        obs, info = self._envs.reset(seed=seeds)
+        for i, seed in enumerate(self._seeds):
+            if seed is not None:
+                self._base_seeds[i], self._n_seeds[i] = seed, 0
         self._reset_seeds()
+        self._state_to_put = None
+        obs, info = self._start_anew(np.ones(self.num_envs, dtype=bool))
         self._lives = info["lives"]
         self._life_lost[:] = False
         self._returns[:] = 0
@@ -127,10 +141,38 @@ class AleVecEnv(VecEnv):
         self._screen = obs
         return obs
 
+    def _start_anew(self, mask: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """
+        :param mask: Environments that start a new game with a new seed
+        :return: observations of all, and what ale-py says of them
+        """
+        self._n_seeds[mask] += 1
+        options = None if mask.all() else {"reset_mask": mask}
+        result = self._envs.reset(seed=self._current_seeds()[mask], options=options)
+        self._first_steps[mask] = self._n_steps
+        n_kept = self._n_steps - int(self._first_steps.min())
+        del self._actions[: len(self._actions) - n_kept * self.num_envs]
+        return result
+
+    def _current_seeds(self) -> np.ndarray:
+        """:return: the seed that each environment was given last, within the int32 of C++"""
+        return np.array(
+            [
+                seed % 2**31 if k == 1 else np.random.SeedSequence((seed % 2**32, k)).generate_state(1)[0] % 2**31
+                for seed, k in zip(self._base_seeds.tolist(), self._n_seeds.tolist(), strict=True)
+            ],
+            dtype=np.int64,
+        )
+
     def step_async(self, actions: np.ndarray) -> None:
+        if self._state_to_put is not None:
+            self._replay(self._state_to_put)
         if self._fire_on_life_loss and self._life_lost.any():
             actions = np.where(self._life_lost, FIRE, actions)
-        self._envs.send(np.asarray(actions, dtype=np.int64))
+        actions = np.asarray(actions, dtype=np.int64)
+        self._actions += actions.astype(np.uint8).tobytes()
+        self._n_steps += 1
+        self._envs.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
         obs, raw_rewards, terminated, truncated, info = self._envs.recv()
@@ -149,6 +191,10 @@ class AleVecEnv(VecEnv):
                 infos[i]["terminal_observation"] = info["final_obs"][i]
                 infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
                 infos[i]["episode"] = self._end_episode(i, int(first_frames[i] - self._first_frames[i]))
+            due = game_over & (self._n_steps - self._first_steps >= STEPS_PER_SEED)
+            if due.any():
+                obs, info = self._start_anew(due)
+                first_frames = self._frames_before_episode(info)
             self._first_frames = first_frames
 
         self._lives = info["lives"]
@@ -171,6 +217,59 @@ class AleVecEnv(VecEnv):
         if self._results_writers:
             self._results_writers[i].write_row(episode)
         return episode
+
+    def take_state(self) -> dict[str, Any]:
+        """:return: what ``put_state`` takes, as plain data"""
+        if self._state_to_put is not None:
+            return self._state_to_put
+        first_step = int(self._first_steps.min())
+        return {
+            "base_seeds": self._base_seeds.copy(),
+            "n_seeds": self._n_seeds.copy(),
+            "actions": np.frombuffer(bytes(self._actions), dtype=np.uint8).reshape(-1, self.num_envs),
+            "first_steps": self._first_steps - first_step,
+            "frames": self._screen,
+            "lives": self._lives,
+            "life_lost": self._life_lost.copy(),
+            "returns": self._returns.copy(),
+            "first_frames": self._first_frames,
+            "start_time": self._start_time,
+        }
+
+    def put_state(self, state: dict[str, Any]) -> None:
+        """
+        Bring the environments to where others were. ale-py's C++ environments have no state that one could read; but they
+        are what their seed and their actions since then make them, so these are played again, before the next step.
+
+        :param state: What ``take_state`` gave
+        """
+        self._state_to_put = state
+        self._start_time = state["start_time"]
+
+    def _replay(self, state: dict[str, Any]) -> None:
+        """
+        :param state: What ``take_state`` gave
+        :raises StateError: if the actions do not lead to the frames that they led to
+        """
+        self._state_to_put = None
+        self._base_seeds, self._n_seeds = state["base_seeds"].copy(), state["n_seeds"].copy()
+        seeds, actions, first_steps = self._current_seeds(), state["actions"], state["first_steps"]
+        frames, _ = self._envs.reset(seed=seeds)
+        for step in range(len(actions) + 1):
+            # Until then an environment just keeps the others company
+            start = first_steps == step
+            if start.any() and step > 0:
+                frames, _ = self._envs.reset(seed=seeds[start], options={"reset_mask": start})
+            if step < len(actions):
+                frames = self._envs.step(actions[step].astype(np.int64))[0]
+        if not np.array_equal(frames, state["frames"]):
+            raise StateError(
+                f"The games of {self.spec.id} did not come to where they were when their actions were played again. "
+                "Go on with the versions of ale-py and of this package that the training was started with."
+            )
+        self._actions, self._n_steps, self._first_steps = bytearray(actions.tobytes()), len(actions), first_steps.copy()
+        self._screen, self._lives, self._first_frames = frames, state["lives"], state["first_frames"]
+        self._life_lost, self._returns = state["life_lost"].copy(), state["returns"].copy()
 
     def close(self) -> None:
         for results_writer in self._results_writers:
@@ -201,6 +300,17 @@ class AleVecEnv(VecEnv):
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         raise NotImplementedError(f"The games run in C++ and have no method `{method_name}`. Use SB3's `make_atari_env`.")
+
+
+@take.register
+def _(obj: AleVecEnv, name: str, seen: set[int]) -> dict[str, Any]:
+    return {"games": obj.take_state(), "action_space": take(obj.action_space, name, seen)}
+
+
+@put.register
+def _(obj: AleVecEnv, values: dict[str, Any], name: str) -> None:
+    obj.put_state(values["games"])
+    put(obj.action_space, values["action_space"], name)
 
 
 def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:

@@ -1,0 +1,522 @@
+"""Exact resume: a training that was stopped at any moment goes on as if nothing had happened."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, TypeVar
+
+from filelock import FileLock, Timeout
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EventCallback, ProgressBarCallback
+from stable_baselines3.common.logger import (
+    CSVOutputFormat,
+    HumanOutputFormat,
+    JSONOutputFormat,
+    TensorBoardOutputFormat,
+)
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_qac.common.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint, write_atomically
+from sb3_qac.common.checks import check_number
+from sb3_qac.common.logs import (
+    ContinuedLogger,
+    ContinuedTensorBoard,
+    read_log,
+    results_writers,
+    rewrite_log,
+    sync_files,
+)
+from sb3_qac.common.state import (
+    get_random_state,
+    get_state,
+    is_plain,
+    random_state,
+    seeded_random_state,
+    set_random_state,
+    set_state,
+)
+
+SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
+
+# What a model knows of its training, beside its policy
+MODEL_ATTRIBUTES = (
+    "num_timesteps",
+    "_n_updates",
+    "_episode_num",
+    "_current_progress_remaining",
+    "_num_timesteps_at_start",
+    "ep_info_buffer",
+    "ep_success_buffer",
+    "_last_obs",
+    "_last_episode_starts",
+    "_last_original_obs",
+)
+# Attributes of callbacks that belong to this process, or that the user may change
+CALLBACK_ATTRIBUTES_SKIPPED = frozenset(
+    {"model", "parent", "locals", "globals", "verbose", "callback", "callbacks", "eval_env"}
+)
+
+
+class ExactCheckpointCallback(BaseCallback):
+    """
+    Keeps checkpoints of a training from which it goes on exactly, and does so when ``learn`` is called again::
+
+        model = QA2C("CnnPolicy", env, seed=0)
+        model.learn(15_000_000, callback=[EvalCallback(eval_env), ExactCheckpointCallback("runs/pong")])
+
+    Run the same script again after a kill, and it goes on from the newest checkpoint in the folder: parameters, optimizer,
+    counters and schedules, environments and emulators, random generators, evaluations, and the log files that were open.
+    On a CPU every number after it is that of a training that was never stopped.
+
+    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end,
+    and after SIGINT or SIGTERM, which then take their course; a second one stops at once.
+
+    Evaluations draw from random generators of their own, so that they do not change the training.
+
+    It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) and environments in a
+    ``DummyVecEnv`` or an ``AleVecEnv``.
+
+    :param folder: Folder for the checkpoints of this one run
+    :param save_freq: Environment steps (of all environments together) between two checkpoints
+    :param keep: How many of the newest to keep
+    :param verbose: Verbosity level: 0 for no output, 1 for a line where a training goes on, 2 for each checkpoint
+    :raises ValueError: if ``save_freq`` or ``keep`` is less than 1
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike | None = None, save_freq: int = 100_000, keep: int = 3, verbose: int = 1
+    ) -> None:
+        super().__init__(verbose)
+        check_number("save_freq", save_freq, minimum=1)
+        check_number("keep", keep, minimum=1)
+        self.folder = None if folder is None else Path(folder)
+        self.save_freq = save_freq
+        self.keep = keep
+        self.iteration = 0
+        self._log_clock = LogClock(self)
+        self._saved_at = -1
+        self._evaluated = False
+        self._between_updates = False
+        self._evaluation_random_state: dict[str, Any] = {}
+        self._random_state_to_restore: dict[str, Any] | None = None
+        self._signal: int | None = None
+        self._handlers: dict[int, Any] = {}
+        self._lock: FileLock | None = None
+
+    # ---- the course of a training ----
+
+    def _on_training_start(self) -> None:
+        check_supported(self.model)
+        if self.folder is None:
+            raise ValueError("`folder` is missing: ExactCheckpointCallback(folder='runs/my-run')")
+        self._take_folder(self.folder)
+        evaluations = [callback for callback in self._callbacks() if isinstance(callback, EvalCallback)]
+        for evaluation in evaluations:
+            self._isolate(evaluation)
+        root = self.locals["callback"]
+        if isinstance(root, CallbackList) and self._log_clock not in root.callbacks:
+            # Behind all others: what they record at the end of a rollout is in its row
+            self._log_clock.init_callback(self.model)
+            root.callbacks.append(self._log_clock)
+
+        checkpoint = newest_checkpoint(self.folder)
+        if checkpoint is None:
+            self._evaluation_random_state = seeded_random_state(self.model.seed)
+        else:
+            self._restore(checkpoint.state)
+            if self.verbose >= 1:
+                print(f"Going on from step {self.model.num_timesteps} ({checkpoint.path})")
+        self._write_run_file(finished=False)
+        self._catch_signals()
+
+    def _on_rollout_start(self) -> None:
+        if self._random_state_to_restore is not None:
+            # Other callbacks may have drawn some at the start of the training
+            set_random_state(self._random_state_to_restore)
+            self._random_state_to_restore = None
+        steps_since = self.model.num_timesteps - self._saved_at
+        if self._saved_at < 0 or steps_since >= self.save_freq or self._evaluated or self._signal is not None:
+            self.save()
+        if self._signal is not None:
+            self._pass_signal_on(self._signal)
+        self._between_updates = False
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.iteration += 1
+        self._between_updates = True
+        if self.locals["callback"] is self:
+            self._log_clock.on_rollout_end()
+
+    def _on_training_end(self) -> None:
+        if self._lock is None:
+            return
+        if self._between_updates:
+            self.save()
+        if self._signal is None and sys.exc_info()[0] is None:
+            self._write_run_file(finished=True)
+        self._leave_signals()
+        self._lock.release(force=True)
+        self._lock = None
+
+    def save(self) -> None:
+        """Write a checkpoint now. Where it cannot be written (a full disk), the training goes on with a warning."""
+        assert self.folder is not None
+        if self._saved_at == self.model.num_timesteps:
+            return
+        self._saved_at, self._evaluated = self.model.num_timesteps, False
+        try:
+            path = save_checkpoint(self.folder, self.model.num_timesteps, self._state(), self.keep)
+        except OSError as error:
+            warnings.warn(f"No checkpoint of step {self.model.num_timesteps} could be written: {error}", stacklevel=2)
+            return
+        if self.verbose >= 2:
+            print(f"Checkpoint: {path}")
+
+    # ---- what a checkpoint holds ----
+
+    def _state(self) -> dict[str, Any]:
+        """:return: everything that the next update depends on, as plain data"""
+        model, logger = self.model, self.model.logger
+        assert isinstance(model, OnPolicyAlgorithm)
+        tensorboard = [f for f in logger.output_formats if isinstance(f, TensorBoardOutputFormat)]
+        for output_format in tensorboard:
+            sync_files(Path(output_format.writer.log_dir))
+        return {
+            **model_state(model),
+            "random": get_random_state(),
+            "evaluation_random": self._evaluation_random_state,
+            "evaluation_envs": [get_state(env, "the evaluation environment") for env in self._evaluation_envs()],
+            "callbacks": [[type(callback).__name__, callback_state(callback)] for callback in self._callbacks()],
+            "iteration": self.iteration,
+            "logger": {
+                name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)}
+                for name in ("name_to_value", "name_to_count", "name_to_excluded")
+            },
+            "csv_keys": [list(f.keys) for f in logger.output_formats if isinstance(f, CSVOutputFormat)],
+            "tensorboard": [os.path.relpath(f.writer.log_dir, self.folder) for f in tensorboard],
+            "logs": [zlib.compress(read_log(file), 1) for file in self._open_logs()],
+            "evaluation_files": [path.read_bytes() if path.exists() else None for path in self._evaluation_files()],
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """
+        :param state: What ``_state`` gave
+        :raises CheckpointError: if it is that of another training
+        """
+        restore_model(self.model, state)
+        self._restore_callbacks(state["callbacks"])
+        for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
+            set_state(env, env_state, "the evaluation environment")
+        self._evaluation_random_state = state["evaluation_random"]
+        self._random_state_to_restore = state["random"]
+        self.iteration = self._log_clock.offset = state["iteration"]
+        self._saved_at = self.model.num_timesteps
+        self._restore_logger(state)
+        logs = self._open_logs()
+        if len(logs) != len(state["logs"]):
+            raise CheckpointError(
+                f"{len(logs)} log files are open, but {len(state['logs'])} were when the checkpoint was written: "
+                "give the environments and the logger the same files."
+            )
+        for file, content in zip(logs, state["logs"], strict=True):
+            rewrite_log(file, zlib.decompress(content))
+        for path, content in zip(self._evaluation_files(), state["evaluation_files"], strict=True):
+            if content is None:
+                path.unlink(missing_ok=True)
+            elif not path.exists() or path.read_bytes() != content:
+                write_atomically(path, content)
+
+    def _restore_callbacks(self, states: list[Any]) -> None:
+        callbacks = list(self._callbacks())
+        here, there = [type(callback).__name__ for callback in callbacks], [name for name, _ in states]
+        if here != there:
+            raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
+        for callback, (_, values) in zip(callbacks, states, strict=True):
+            vars(callback).update(values)
+
+    def _restore_logger(self, state: dict[str, Any]) -> None:
+        assert self.folder is not None
+        logger = ContinuedLogger(self.model.logger)
+        for name, values in state["logger"].items():
+            getattr(logger, name).update(values)
+        csv_formats = [f for f in logger.output_formats if isinstance(f, CSVOutputFormat)]
+        for csv_format, keys in zip(csv_formats, state["csv_keys"], strict=True):
+            csv_format.keys = keys
+        folders = iter(state["tensorboard"])
+        for i, output_format in enumerate(logger.output_formats):
+            if isinstance(output_format, TensorBoardOutputFormat):
+                folder = next(folders, None)
+                if folder is not None:
+                    logger.output_formats[i] = ContinuedTensorBoard.instead_of(output_format, self.folder / folder)
+        self.model._logger = logger
+
+    # ---- what it looks at ----
+
+    def _callbacks(self) -> Iterator[BaseCallback]:
+        """:return: all callbacks of the training with state, this one left out"""
+        stateless = (CallbackList, ProgressBarCallback)
+        return (
+            callback
+            for callback in flatten(self.locals["callback"])
+            if callback not in (self, self._log_clock) and not isinstance(callback, stateless)
+        )
+
+    def _evaluation_envs(self) -> list[VecEnv]:
+        return [callback.eval_env for callback in self._callbacks() if isinstance(callback, EvalCallback)]
+
+    def _evaluation_files(self) -> list[Path]:
+        """:return: the files that evaluations write anew each time"""
+        paths = []
+        for callback in self._callbacks():
+            if isinstance(callback, EvalCallback):
+                if callback.log_path is not None:
+                    paths.append(Path(callback.log_path).with_suffix(".npz"))
+                if callback.best_model_save_path is not None:
+                    paths.append(Path(callback.best_model_save_path, "best_model.zip"))
+        return paths
+
+    def _open_logs(self) -> list[IO[str]]:
+        """:return: the files that monitors and the logger append to"""
+        assert self.model.env is not None
+        writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env)]
+        files = [writer.file_handler for writer in writers]
+        for output_format in self.model.logger.output_formats:
+            if isinstance(output_format, CSVOutputFormat | JSONOutputFormat) or (
+                isinstance(output_format, HumanOutputFormat) and output_format.own_file
+            ):
+                files.append(output_format.file)
+        return files
+
+    # ---- what it does to the process ----
+
+    def _isolate(self, evaluation: EvalCallback) -> None:
+        """
+        :param evaluation: Evaluation that shall neither draw from the training's random generators nor disturb them
+        """
+        if getattr(evaluation, "_isolated_by", None) is self:
+            return
+        evaluate = evaluation._on_step
+
+        def evaluate_apart() -> bool:
+            if evaluation.eval_freq <= 0 or evaluation.n_calls % evaluation.eval_freq != 0:
+                return evaluate()
+            self._evaluated = True
+            with random_state(self._evaluation_random_state):
+                return evaluate()
+
+        evaluation._on_step = evaluate_apart  # type: ignore[method-assign]
+        evaluation._isolated_by = self  # type: ignore[attr-defined]
+
+    def _take_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / "lock", is_singleton=True)
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            raise CheckpointError(f"Another process is training in {folder}: wait for it, or use another folder.") from None
+
+    def _write_run_file(self, finished: bool) -> None:
+        assert self.folder is not None
+        content = {"command": sys.argv, "finished": finished, "wandb": wandb_run()}
+        write_atomically(self.folder / "run.json", (json.dumps(content, indent=1) + "\n").encode())
+
+    def _catch_signals(self) -> None:
+        self._signal = None
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # One that is ignored, as SIGINT is by a job in the background, stays so
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None:
+            self._leave_signals()
+            signal.raise_signal(number)
+            return
+        self._signal = number
+        print(
+            f"\n{signal.Signals(number).name}: stopping with a checkpoint after this update or evaluation. "
+            "A second one stops at once, then the last checkpoint stands.",
+            file=sys.stderr,
+        )
+
+    def _pass_signal_on(self, number: int) -> None:
+        """
+        :param number: Signal that came during the last update, to be handled as if it came now
+        """
+        self._leave_signals()
+        signal.raise_signal(number)
+        # It did not stop the process, nor raise KeyboardInterrupt
+        self._catch_signals()
+
+    def _leave_signals(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+
+class LogClock(BaseCallback):
+    """
+    Writes the log of a resumed training when it is due. ``learn`` counts its iterations from 0 again and would write it after
+    as many iterations since the start of the process, under the wrong number.
+
+    :param checkpoints: The callback that resumed the training
+    """
+
+    def __init__(self, checkpoints: ExactCheckpointCallback) -> None:
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.offset = 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        model, iteration = self.checkpoints.model, self.checkpoints.iteration
+        log_interval = self.checkpoints.locals["log_interval"]
+        if self.offset == 0 or log_interval is None:
+            return
+        assert isinstance(model, OnPolicyAlgorithm) and isinstance(model.logger, ContinuedLogger)
+        if iteration % log_interval == 0:
+            model.dump_logs(iteration)
+        if (iteration - self.offset) % log_interval == 0:
+            model.logger.hold = True
+
+
+def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolicyAlgorithm:
+    """
+    Bring a model to where a training was, ready to go on.
+
+    With an ``ExactCheckpointCallback`` in the same folder, ``learn`` with the arguments of the first time does the rest.
+    Without it, ``model.learn(steps_to_go, reset_num_timesteps=False)`` goes on with the same numbers, but in new log files.
+
+    :param model: A model that was made as the one that was trained, with environments made as its were
+    :param path: Folder of checkpoints, for the newest good one, or one of them
+    :return: The model: parameters, optimizer, counters, environments and random generators are those of the checkpoint
+    :raises CheckpointError: if there is none, it is damaged, or it is that of another training
+    """
+    check_supported(model)
+    path = Path(path)
+    checkpoint = load_checkpoint(path) if not path.is_dir() else newest_checkpoint(path)
+    if checkpoint is None:
+        raise CheckpointError(f"There is no checkpoint in {path}.")
+    if model._last_obs is None:
+        assert model.env is not None
+        model.env.reset()
+    restore_model(model, checkpoint.state)
+    set_random_state(checkpoint.state["random"])
+    return model
+
+
+def check_supported(model: BaseAlgorithm) -> None:
+    """
+    :param model: Model to train
+    :raises ValueError: if it cannot be resumed exactly
+    """
+    if not isinstance(model, OnPolicyAlgorithm):
+        raise ValueError(
+            f"{type(model).__name__} cannot be resumed exactly: only on-policy algorithms can, such as QA2C, A2C and PPO."
+        )
+    if model.use_sde or hasattr(model, "_last_lstm_states"):
+        raise ValueError("A training with generalized state-dependent exploration or an LSTM cannot be resumed exactly.")
+
+
+def model_state(model: OnPolicyAlgorithm) -> dict[str, Any]:
+    """
+    :param model: Model, between two updates
+    :return: what makes its training this one, and all that its next update depends on, as plain data
+    """
+    return {
+        "training": training_settings(model),
+        "model": {name: getattr(model, name) for name in MODEL_ATTRIBUTES},
+        "elapsed": time.time_ns() - model.start_time,
+        "policy": dict(model.policy.state_dict()),
+        "optimizer": model.policy.optimizer.state_dict(),
+        "env": get_state(model.env, "the environment"),
+    }
+
+
+def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
+    """
+    :param model: Model made as the one that was trained; its environments were reset once
+    :param state: What ``model_state`` gave
+    :raises CheckpointError: if it is that of another training
+    """
+    assert isinstance(model, OnPolicyAlgorithm)
+    here, there = training_settings(model), state["training"]
+    different = [
+        f"{name} is {here.get(name)!r}, and was {there.get(name)!r}"
+        for name in {**there, **here}
+        if here.get(name) != there.get(name)
+    ]
+    if different:
+        raise CheckpointError(f"The checkpoint is that of another training: {'; '.join(different)}.")
+    model.policy.load_state_dict(state["policy"])
+    model.policy.optimizer.load_state_dict(state["optimizer"])
+    set_state(model.env, state["env"], "the environment")
+    vars(model).update(state["model"])
+    model.start_time = time.time_ns() - state["elapsed"]
+
+
+def training_settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
+    """
+    :param model: Model
+    :return: what two trainings must have in common for one to go on as the other
+    """
+    assert model.env is not None
+    spec = model.env.get_attr("spec")[0]
+    names = "n_steps batch_size n_epochs gamma gae_lambda ent_coef vf_coef pg_coef baseline policy_gradient beta max_grad_norm"
+    return {
+        "algorithm": type(model).__name__,
+        "environment": None if spec is None else spec.id,
+        "n_envs": model.n_envs,
+        "policy": type(model.policy).__name__,
+        "seed": model.seed,
+        "learning_rate": [float(model.lr_schedule(progress)) for progress in (1.0, 0.5)],
+        **{name: getattr(model, name) for name in names.split() if hasattr(model, name)},
+    }
+
+
+def flatten(callback: BaseCallback) -> Iterator[BaseCallback]:
+    """
+    :param callback: A callback
+    :return: itself, and those that it calls
+    """
+    yield callback
+    children: list[BaseCallback | None] = list(callback.callbacks) if isinstance(callback, CallbackList) else []
+    if isinstance(callback, EventCallback):
+        children += [callback.callback, getattr(callback, "callback_on_new_best", None)]
+    for child in children:
+        if child is not None:
+            yield from flatten(child)
+
+
+def callback_state(callback: BaseCallback) -> dict[str, Any]:
+    """
+    :param callback: A callback
+    :return: its attributes that are numbers or made of numbers
+    """
+    return {
+        name: value
+        for name, value in vars(callback).items()
+        if name not in CALLBACK_ATTRIBUTES_SKIPPED and not isinstance(value, str) and is_plain(value)
+    }
+
+
+def wandb_run() -> dict[str, str] | None:
+    """:return: id, project and entity of the run of Weights & Biases that is active, if there is one"""
+    wandb = sys.modules.get("wandb")
+    run = getattr(wandb, "run", None)
+    return None if run is None else {"id": run.id, "project": run.project, "entity": run.entity}

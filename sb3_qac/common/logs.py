@@ -1,0 +1,147 @@
+"""Log files that go on where they were: no row missing, and none twice."""
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import gymnasium as gym
+from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
+from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+
+
+class ContinuedLogger(Logger):
+    """
+    Logger of a resumed training, which can be told to leave out a row.
+
+    :param logger: The logger that it takes the place of, whose rows are not yet written
+    """
+
+    def __init__(self, logger: Logger) -> None:
+        super().__init__(logger.dir, logger.output_formats)
+        self.level = logger.level
+        # While it holds, nothing is recorded until the next row would be written, which is not
+        self.hold = False
+
+    def record(self, key: str, value: Any, exclude: str | tuple[str, ...] | None = None) -> None:
+        if not self.hold:
+            super().record(key, value, exclude)
+
+    def dump(self, step: int = 0) -> None:
+        if self.hold:
+            self.hold = False
+        else:
+            super().dump(step)
+
+
+class ContinuedTensorBoard(TensorBoardOutputFormat):
+    """
+    Goes on in a folder of TensorBoard's: what stands there already is not written again.
+
+    :param folder: Folder with event files
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.last_steps = last_steps(Path(folder))
+        super().__init__(folder)
+
+    @classmethod
+    def instead_of(cls, output_format: TensorBoardOutputFormat, folder: Path) -> "ContinuedTensorBoard":
+        """
+        :param output_format: Output that was just opened and is empty; its file is removed, and its folder if it is empty then
+        :param folder: Folder to go on in
+        :return: Output into the folder
+        """
+        opened = Path(output_format.writer.log_dir)
+        output_format.close()
+        for path in opened.glob(f"events.out.tfevents.*.{os.getpid()}.*"):
+            if not last_steps_of(path):
+                path.unlink()
+        if opened.resolve() != folder.resolve() and not any(opened.iterdir()):
+            opened.rmdir()
+        return cls(str(folder))
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        new = {key: value for key, value in key_values.items() if self.last_steps.get(key, -1) < step}
+        super().write(new, {key: key_excluded[key] for key in new}, step)
+
+
+def last_steps(folder: Path) -> dict[str, int]:
+    """
+    :param folder: Folder with event files
+    :return: the last step that each tag was written for
+    """
+    steps: dict[str, int] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for tag, step in last_steps_of(path).items():
+            steps[tag] = max(step, steps.get(tag, -1))
+    return steps
+
+
+def last_steps_of(path: Path) -> dict[str, int]:
+    """
+    :param path: Event file, the end of which may be torn
+    :return: the last step that each tag was written for
+    """
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    steps: dict[str, int] = {}
+    for event in LegacyEventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            # Texts get a suffix to their tag
+            tag = value.tag.removesuffix("/text_summary")
+            steps[tag] = max(event.step, steps.get(tag, -1))
+    return steps
+
+
+def results_writers(env: VecEnv) -> Iterator[ResultsWriter]:
+    """
+    :param env: Environments
+    :return: the writers of their monitor files, those of ``Monitor``, ``VecMonitor`` and ``AleVecEnv``
+    """
+    while True:
+        yield from getattr(env, "_results_writers", [])
+        if vars(env).get("results_writer") is not None:
+            yield vars(env)["results_writer"]
+        if not isinstance(env, VecEnvWrapper):
+            break
+        env = env.venv
+    for single_env in getattr(env, "envs", []):
+        layer: gym.Env = single_env
+        while isinstance(layer, gym.Wrapper):
+            if vars(layer).get("results_writer") is not None:
+                yield vars(layer)["results_writer"]
+            layer = layer.env
+
+
+def read_log(file: IO[str]) -> bytes:
+    """
+    :param file: File that is open for writing
+    :return: Its content
+    """
+    file.flush()
+    return Path(file.name).read_bytes()
+
+
+def rewrite_log(file: IO[str], content: bytes) -> None:
+    """
+    :param file: File that is open for writing
+    :param content: What it shall contain, with further writes behind it
+    """
+    assert isinstance(file, io.TextIOWrapper)
+    file.seek(0)
+    file.truncate()
+    file.buffer.write(content)
+    file.flush()
+
+
+def sync_files(folder: Path) -> None:
+    """
+    :param folder: Folder whose files shall be on the disk, not only with the operating system
+    """
+    for path in folder.iterdir():
+        if path.is_file():
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())

@@ -1,0 +1,89 @@
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.core import ActType, ObsType
+
+from sb3_qac.common.state import StateError, is_plain, put, take
+
+
+class EpisodeReplay(gym.Wrapper):
+    """
+    Lets a training be resumed exactly on an environment whose state cannot be read, such as those of Box2D and MuJoCo: an
+    episode is what its reset and its actions make it, so they are kept, and played again. Put it outside all other wrappers::
+
+        env = make_vec_env("LunarLander-v3", n_envs=8, wrapper_class=EpisodeReplay)
+
+    or in RL Zoo's presets ``env_wrapper: sb3_qac.common.wrappers.EpisodeReplay``. The environment has to draw its random
+    numbers from ``np_random``, as gymnasium has it.
+
+    :param env: Environment
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.reset_arguments: dict[str, Any] = {}
+        self.random_state: Mapping[str, Any] = {}
+        self.actions: list[np.ndarray] = []
+        self.obs: Any = None
+
+    def reset(self, **kwargs: Any) -> tuple[ObsType, dict[str, Any]]:
+        self.reset_arguments, self.actions = kwargs, []
+        self.random_state = self.unwrapped.np_random.bit_generator.state
+        self.obs, info = self.env.reset(**kwargs)
+        return self.obs, info
+
+    def step(self, action: ActType) -> tuple[ObsType, Any, bool, bool, dict[str, Any]]:
+        self.actions.append(np.array(action))
+        self.obs, reward, terminated, truncated, info = self.env.step(action)
+        return self.obs, reward, terminated, truncated, info
+
+
+def layers(env: gym.Env) -> list[gym.Wrapper]:
+    """
+    :param env: Environment
+    :return: its wrappers, from the outside in
+    """
+    found = []
+    while isinstance(env, gym.Wrapper):
+        found.append(env)
+        env = env.env
+    return found
+
+
+@take.register
+def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
+    return {
+        "reset_arguments": obj.reset_arguments,
+        "random_state": obj.random_state,
+        "actions": list(obj.actions),
+        "obs": obj.obs,
+        # Counters that an episode does not begin anew, such as those of Monitor
+        "layers": [{key: value for key, value in vars(layer).items() if is_plain(value)} for layer in layers(obj.env)],
+    }
+
+
+@put.register
+def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
+    if not values["random_state"]:
+        return  # It was never reset
+    obj.unwrapped.np_random.bit_generator.state = values["random_state"]
+    obj.reset(**values["reset_arguments"])
+    for action in values["actions"]:
+        obj.step(action if action.ndim else action.item())
+    if not _equal(obj.obs, values["obs"]):
+        raise StateError(
+            f"The episode of {name} did not come to where it was when its actions were played again: "
+            "the environment draws random numbers that are not from `np_random`, or is another version."
+        )
+    for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
+        vars(layer).update(attributes)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return np.array_equal(one, other)
