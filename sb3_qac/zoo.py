@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from sb3_qac.common.callbacks import ExactCheckpointCallback
+from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
 from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.qa2c import QA2C
 
@@ -156,6 +156,9 @@ def _resume_exactly(exp_manager: ModuleType) -> None:
                 self.save_path = str(run)
                 self.params_path = f"{run}/{self.env_name}"
             callback.folder = callback.folder or Path(self.save_path) / "checkpoints"
+            if "wandb" in sys.modules:
+                # The callback logs every row itself, so that none is lost or there twice
+                sys.modules["wandb"].tensorboard.unpatch()
         create_log_folder(self)
 
     manager_class.create_log_folder = create_or_find_log_folder
@@ -168,9 +171,9 @@ def _resume_wandb(env_name: str) -> None:
     if not arguments.track:
         return
     run = unfinished_run(Path(arguments.log_folder, arguments.algo), env_name, sys.argv)
-    known = None if run is None else json.loads((run / "checkpoints" / "run.json").read_text())["wandb"]
-    if known is not None:
-        os.environ.setdefault("WANDB_RUN_ID", known["id"])
+    run_id = None if run is None else wandb_run_id(run / "checkpoints")
+    if run_id is not None:
+        os.environ.setdefault("WANDB_RUN_ID", run_id)
         os.environ.setdefault("WANDB_RESUME", "allow")
 
 
@@ -187,7 +190,7 @@ def _zoo_arguments() -> argparse.Namespace:
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     if not hasattr(exp_manager.ExperimentManager.__init__, "__wrapped__"):
         # A name for `policy_kwargs`, which RL Zoo evaluates there
-        exp_manager.LeanNatureCNN = LeanNatureCNN
+        exp_manager.LeanNatureCNN = LeanNatureCNN  # type: ignore[attr-defined]
         _register_presets(exp_manager)
         _resume_exactly(exp_manager)
 

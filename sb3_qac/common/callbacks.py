@@ -30,6 +30,7 @@ from sb3_qac.common.checks import check_number
 from sb3_qac.common.logs import (
     ContinuedLogger,
     ContinuedTensorBoard,
+    WandbOutputFormat,
     read_log,
     results_writers,
     rewrite_log,
@@ -127,6 +128,8 @@ class ExactCheckpointCallback(BaseCallback):
             # Behind all others: what they record at the end of a rollout is in its row
             self._log_clock.init_callback(self.model)
             root.callbacks.append(self._log_clock)
+
+        self._log_to_wandb(self.folder)
 
         checkpoint = newest_checkpoint(self.folder)
         if checkpoint is None:
@@ -232,6 +235,9 @@ class ExactCheckpointCallback(BaseCallback):
             )
         for file, content in zip(logs, state["logs"], strict=True):
             rewrite_log(file, zlib.decompress(content))
+        for output_format in self.model.logger.output_formats:
+            if isinstance(output_format, WandbOutputFormat):
+                output_format.go_on()
         for path, content in zip(self._evaluation_files(), state["evaluation_files"], strict=True):
             if content is None:
                 path.unlink(missing_ok=True)
@@ -261,6 +267,20 @@ class ExactCheckpointCallback(BaseCallback):
                 if folder is not None:
                     logger.output_formats[i] = ContinuedTensorBoard.instead_of(output_format, self.folder / folder)
         self.model._logger = logger
+
+    def _log_to_wandb(self, folder: Path) -> None:
+        run = getattr(sys.modules.get("wandb"), "run", None)
+        output_formats = self.model.logger.output_formats
+        if run is None or any(isinstance(output_format, WandbOutputFormat) for output_format in output_formats):
+            return
+        if run.settings.sync_tensorboard and sys.modules["wandb"].patched["tensorboard"]:
+            warnings.warn(
+                "Weights & Biases copies the rows of TensorBoard, which loses some when the process is killed. Leave "
+                "`sync_tensorboard=True` out: with ExactCheckpointCallback all rows are logged anyway.",
+                stacklevel=2,
+            )
+            return
+        output_formats.append(WandbOutputFormat(run, folder / "wandb.jsonl"))
 
     # ---- what it looks at ----
 
@@ -293,7 +313,7 @@ class ExactCheckpointCallback(BaseCallback):
         writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env)]
         files = [writer.file_handler for writer in writers]
         for output_format in self.model.logger.output_formats:
-            if isinstance(output_format, CSVOutputFormat | JSONOutputFormat) or (
+            if isinstance(output_format, CSVOutputFormat | JSONOutputFormat | WandbOutputFormat) or (
                 isinstance(output_format, HumanOutputFormat) and output_format.own_file
             ):
                 files.append(output_format.file)
@@ -336,12 +356,15 @@ class ExactCheckpointCallback(BaseCallback):
         self._signal = None
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
+                left_behind = getattr(signal.getsignal(number), "__self__", None)
+                if isinstance(left_behind, ExactCheckpointCallback):
+                    left_behind._leave_signals()
                 # One that is ignored, as SIGINT is by a job in the background, stays so
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._handlers[number] = signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None:
+        if self._signal is not None or not self._is_learning(frame):
             self._leave_signals()
             signal.raise_signal(number)
             return
@@ -351,6 +374,17 @@ class ExactCheckpointCallback(BaseCallback):
             "A second one stops at once, then the last checkpoint stands.",
             file=sys.stderr,
         )
+
+    def _is_learning(self, frame: FrameType | None) -> bool:
+        """
+        :param frame: Where the program is
+        :return: Whether that is within ``learn``; after an error in it, which no callback is told of, it is not
+        """
+        while frame is not None:
+            if frame.f_code.co_name == "learn" and frame.f_locals.get("self") is self.model:
+                return True
+            frame = frame.f_back
+        return False
 
     def _pass_signal_on(self, number: int) -> None:
         """
@@ -513,6 +547,20 @@ def callback_state(callback: BaseCallback) -> dict[str, Any]:
         for name, value in vars(callback).items()
         if name not in CALLBACK_ATTRIBUTES_SKIPPED and not isinstance(value, str) and is_plain(value)
     }
+
+
+def wandb_run_id(folder: str | os.PathLike) -> str | None:
+    """
+    For ``wandb.init(id=wandb_run_id("runs/pong"), resume="allow")``, which goes on with the run that was.
+
+    :param folder: Folder of checkpoints
+    :return: id of the training's run of Weights & Biases; None if there is none yet
+    """
+    try:
+        run = json.loads(Path(folder, "run.json").read_text())["wandb"]
+    except FileNotFoundError:
+        return None
+    return None if run is None else run["id"]
 
 
 def wandb_run() -> dict[str, str] | None:

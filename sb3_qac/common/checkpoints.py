@@ -160,7 +160,10 @@ def _read(path: Path) -> Checkpoint:
             f"{path} has version {metadata.get('version')} of the format, and this sb3_qac reads version {VERSION}. "
             "Go on with the version of sb3_qac that wrote it."
         )
-    return Checkpoint(path, _decode(json.loads(metadata["state"]), arrays))
+    try:
+        return Checkpoint(path, _decode(json.loads(metadata["state"]), arrays))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not as sb3_qac writes them ({type(error).__name__}: {error}).") from None
 
 
 def _step(path: Path) -> int:

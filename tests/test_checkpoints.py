@@ -1,0 +1,180 @@
+"""Checkpoint files: what goes in comes out, and nothing but a whole one of ours is read."""
+
+import os
+import pickle
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+import torch as th
+from safetensors.torch import save
+
+from sb3_qac.common import checkpoints
+from sb3_qac.common.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint
+from sb3_qac.common.state import ObjectState
+
+
+def same(one, other):
+    """Equal in type, value and, for arrays, in how they lie in memory."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, th.Tensor):
+        return one.dtype == other.dtype and th.equal(one, other)
+    if isinstance(one, np.ndarray | np.generic):
+        layout = getattr(one, "strides", None) == getattr(other, "strides", None)
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes() and layout
+    if isinstance(one, ObjectState):
+        return one.kind == other.kind and same(one.values, other.values)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple | deque):
+        return (
+            len(one) == len(other) and getattr(one, "maxlen", 0) == getattr(other, "maxlen", 0) and all(map(same, one, other))
+        )
+    return one == other
+
+
+STATE = {
+    "numbers": [1, 2**200, -0.1, 1e-310, float("inf"), True, None, "text ü", b"\x00\xff", b""],
+    "numpy": [np.float32(0.1), np.float64(0.1), np.int8(-3), np.uint64(2**64 - 1), np.bool_(True)],
+    "arrays": [np.arange(6).astype(dtype).reshape(2, 3) for dtype in ("f2", "f8", "u1", "u4", "i8", "c16", "S3", "?")],
+    "empty": np.zeros((0, 3)),
+    "zero-dimensional": np.array(1.5),
+    "transposed": np.arange(24, dtype=np.uint8).reshape(2, 3, 4).transpose(0, 2, 1),
+    "tensors": [th.rand(3), th.ones(2, dtype=th.bfloat16), th.tensor(3), th.zeros(0)],
+    "containers": [(1, (2, [3])), deque([1, 2], maxlen=5), deque([1]), {1: "a", None: {"!": 2}}, {"!": "tagged"}],
+    "object": ObjectState("a.Kind", {"array": np.ones(2), "inner": ObjectState("another", {})}),
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_what_is_saved_is_what_is_loaded(name, tmp_path):
+    path = save_checkpoint(tmp_path, 5, {name: STATE[name]})
+    assert same(load_checkpoint(path).state, {name: STATE[name]})
+
+
+def test_an_object_is_not_saved(tmp_path):
+    with pytest.raises(TypeError, match="inner/0 is a object, which is no plain data"):
+        save_checkpoint(tmp_path, 5, {"inner": [object()]})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_newest_are_kept(tmp_path):
+    for step in (1, 2, 3, 10, 100):
+        save_checkpoint(tmp_path, step, {"step": step}, keep=3)
+    assert [path.name.split(".")[0] for path in checkpoints.checkpoints_in(tmp_path)] == [
+        f"step-{step:012d}" for step in (3, 10, 100)
+    ]
+    assert newest_checkpoint(tmp_path).state == {"step": 100}
+
+
+def test_a_run_that_went_back_leaves_no_later_ones(tmp_path):
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, step, {"step": step})
+    save_checkpoint(tmp_path, 2, {"step": "two again"})
+    assert [load_checkpoint(path).state["step"] for path in checkpoints.checkpoints_in(tmp_path)] == [1, "two again"]
+
+
+def test_a_folder_without_checkpoints_has_no_newest(tmp_path):
+    (tmp_path / "lock").touch()
+    assert newest_checkpoint(tmp_path) is None
+    assert newest_checkpoint(tmp_path / "missing") is None
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """:return: other bytes: cut off, with a bit flipped, a part overwritten, doubled, emptied, or something foreign"""
+    kind = rng.choice(["cut", "flip", "flip", "zeros", "twice", "empty", "pickle", "text"])
+    at = rng.randrange(len(data))
+    return {
+        "cut": data[:at],
+        "flip": data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :],
+        "zeros": data[: at - 20] + bytes(40) + data[at + 20 :],
+        "twice": data + data[at:],
+        "empty": b"",
+        "pickle": pickle.dumps({"state": 1}),
+        "text": b"not a checkpoint",
+    }[kind]
+
+
+def test_200_random_damages_are_refused(tmp_path):
+    rng = random.Random(0)
+    good = save_checkpoint(tmp_path, 1, STATE)
+    newest = save_checkpoint(tmp_path, 2, STATE)
+    data = newest.read_bytes()
+    for _ in range(200):
+        damaged = damage(data, rng)
+        if damaged == data:
+            continue
+        newest.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=f"damaged.*The newest good one there is {good.name}"):
+            load_checkpoint(newest)
+    with pytest.warns(UserWarning, match="damaged.*Going back to the one before"):
+        assert newest_checkpoint(tmp_path).path == good
+
+
+def test_damage_that_fits_its_name_is_refused_too(tmp_path):
+    """As by someone who writes a file and names it after its own digest."""
+    rng = random.Random(1)
+    data = save_checkpoint(tmp_path, 1, STATE).read_bytes()
+    refused = 0
+    for step in range(200):
+        damaged = damage(data, rng)
+        path = tmp_path / f"step-{step:012d}.{checkpoints._digest(damaged)}.safetensors"
+        path.write_bytes(damaged)
+        try:
+            load_checkpoint(path)
+        except CheckpointError:
+            refused += 1
+    # What is left is a flipped bit of a number, which nobody could tell
+    assert refused > 100
+
+
+def renamed(folder, data):
+    path = folder / f"step-{7:012d}.{checkpoints._digest(data)}.safetensors"
+    path.write_bytes(data)
+    return path
+
+
+def test_foreign_files_are_refused_with_what_they_are(tmp_path):
+    tensors = {"weight": th.ones(2)}
+    cases = {
+        "is not a checkpoint of sb3_qac, but 'pt'": renamed(tmp_path, save(tensors, {"format": "pt"})),
+        "is not a checkpoint of sb3_qac, but 'something else'": renamed(tmp_path, save(tensors)),
+        "has version 99 of the format, and this sb3_qac reads version 1": renamed(
+            tmp_path, save(tensors, {"format": checkpoints.FORMAT, "version": "99"})
+        ),
+        "is not a safetensors file": renamed(tmp_path, b"text"),
+        "is not named as a checkpoint": tmp_path / "best_model.zip",
+        "cannot be read .No such file": tmp_path / "step-000000000009.0123456789abcdef.safetensors",
+    }
+    (tmp_path / "best_model.zip").write_bytes(b"PK")
+    for message, path in cases.items():
+        with pytest.raises(CheckpointError, match=f"{message}.*There is no good one in its folder"):
+            load_checkpoint(path)
+    with pytest.warns(UserWarning), pytest.raises(CheckpointError, match=r"None of the 4 checkpoints in .* is good"):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
+    good = save_checkpoint(tmp_path, 1, {"step": 1})
+
+    def no_space(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, 2, {"step": 2})
+    assert list(tmp_path.iterdir()) == [good]
+    assert newest_checkpoint(tmp_path).state == {"step": 1}
+
+
+def test_reading_runs_no_code(tmp_path, monkeypatch):
+    path = save_checkpoint(tmp_path, 1, STATE)
+
+    def no_pickle(*args, **kwargs):
+        raise AssertionError("unpickled")
+
+    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (th, "load"), (np, "load")):
+        monkeypatch.setattr(module, name, no_pickle)
+    assert same(load_checkpoint(path).state, STATE)

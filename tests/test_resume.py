@@ -1,0 +1,459 @@
+"""A training that was stopped goes on as if it had not been."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch as th
+from filelock import FileLock
+from sb3_contrib import RecurrentPPO
+from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EveryNTimesteps
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_qac import QA2C
+from sb3_qac.common import callbacks
+from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
+from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in
+from sb3_qac.common.logs import leveldb_records
+from sb3_qac.common.state import StateError
+from sb3_qac.zoo import unfinished_run
+from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
+
+
+class Interrupted(Exception):
+    pass
+
+
+class InterruptAt(BaseCallback):
+    """Ends a training without a word, as a kill does, at a number of steps."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = str(step)
+
+    def _on_step(self):
+        if self.num_timesteps >= float(self.step):
+            raise Interrupted
+        return True
+
+
+def make_model(algorithm, folder=None, env_id="CartPole-v1", n_envs=4, normalize=False, **kwargs):
+    env = make_vec_env(env_id, n_envs, seed=1, monitor_dir=None if folder is None else str(folder))
+    env = VecNormalize(env) if normalize else env
+    tensorboard_log = None if folder is None else str(folder / "tensorboard")
+    arguments = dict(n_steps=8, learning_rate=1e-3, seed=0, device="cpu", tensorboard_log=tensorboard_log)
+    if algorithm is PPO:
+        arguments.update(batch_size=16, n_epochs=2)
+    return algorithm("MlpPolicy", env, **{**arguments, **kwargs})
+
+
+def train(algorithm, folder, stop=np.inf, n_steps=3000, normalize=False, progress_bar=False):
+    """:return: the model; it is the script that a user would run again"""
+    model = make_model(algorithm, folder, normalize=normalize)
+    eval_env = make_vec_env("CartPole-v1", 2, seed=5)
+    eval_env = VecNormalize(eval_env, training=False, norm_reward=False) if normalize else eval_env
+    evaluation = EvalCallback(eval_env, n_eval_episodes=3, eval_freq=200, deterministic=False, log_path=folder, verbose=0)
+    every = EveryNTimesteps(500, InterruptAt(np.inf))
+    checkpoint = ExactCheckpointCallback(folder / "checkpoints", save_freq=300, verbose=0)
+    try:
+        return model.learn(n_steps, [evaluation, every, InterruptAt(stop), checkpoint], 7, progress_bar=progress_bar)
+    finally:
+        model.logger.close()
+        model.env.close()
+
+
+def train_with_interruptions(algorithm, folder, stops, **kwargs):
+    for stop in stops:
+        with pytest.raises(Interrupted):
+            train(algorithm, folder, stop, **kwargs)
+    return train(algorithm, folder, **kwargs)
+
+
+def assert_same_training(one, one_folder, other, other_folder):
+    for get in (lambda model: model.policy.state_dict(), lambda model: flatten(model.policy.optimizer.state_dict()["state"])):
+        mine, theirs = get(one), get(other)
+        assert mine.keys() == theirs.keys()
+        assert all(np.array_equal(mine[key], theirs[key]) for key in mine)
+    assert one.num_timesteps == other.num_timesteps and one._n_updates == other._n_updates
+    evaluations = [np.load(folder / "evaluations.npz") for folder in (one_folder, other_folder)]
+    assert all(np.array_equal(evaluations[0][name], evaluations[1][name]) for name in ("timesteps", "results", "ep_lengths"))
+    # One folder of TensorBoard's each, not a second one for each part
+    logs = [list((folder / "tensorboard").iterdir()) for folder in (one_folder, other_folder)]
+    assert [len(folders) for folders in logs] == [1, 1]
+    rows = [tensorboard_rows(folders[0]) for folders in logs]
+    assert rows[0] == rows[1] and len(rows[0]) > 100
+    for i in range(4):
+        monitors = [read_monitor(folder / f"{i}.monitor.csv") for folder in (one_folder, other_folder)]
+        assert monitors[0] == monitors[1] and len(monitors[0]) > 5
+
+
+def flatten(states):
+    return {(i, name): value for i, state in states.items() for name, value in state.items()}
+
+
+def read_monitor(path):
+    return [row[:2] for row in csv.reader(path.read_text().splitlines()[2:])]
+
+
+@pytest.mark.parametrize("algorithm", [QA2C, A2C, PPO])
+def test_a_training_goes_on_exactly(algorithm, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    # The second and the third interruption come before the next checkpoint
+    resumed = train_with_interruptions(algorithm, other, stops=(700, 750, 760, 2100))
+    assert_same_training(train(algorithm, one), one, resumed, other)
+
+
+def test_a_training_with_normalisation_goes_on_exactly(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    resumed = train_with_interruptions(QA2C, other, stops=(900,), normalize=True)
+    assert_same_training(train(QA2C, one, normalize=True), one, resumed, other)
+
+
+@pytest.mark.filterwarnings("ignore:rich is experimental")
+def test_a_progress_bar_may_come(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    with pytest.raises(Interrupted):
+        train(QA2C, other, 900)
+    assert_same_training(train(QA2C, one), one, train(QA2C, other, progress_bar=True), other)
+
+
+def test_a_finished_training_is_not_repeated(tmp_path):
+    first = train(QA2C, tmp_path)
+    before = sorted(path.name for path in checkpoints_in(tmp_path / "checkpoints"))
+    again = train(QA2C, tmp_path)
+    assert again.num_timesteps == first.num_timesteps
+    assert sorted(path.name for path in checkpoints_in(tmp_path / "checkpoints")) == before
+    assert json.loads((tmp_path / "checkpoints" / "run.json").read_text())["finished"]
+
+
+def test_a_longer_training_goes_on_from_a_finished_one(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    train(QA2C, other, n_steps=1500)
+    assert_same_training(train(QA2C, one), one, train(QA2C, other), other)
+
+
+def test_checkpoints_do_not_change_a_training(tmp_path):
+    plain = make_model(QA2C).learn(2000)
+    with_checkpoints = make_model(QA2C).learn(2000, ExactCheckpointCallback(tmp_path, save_freq=100))
+    assert all(map(th.equal, plain.policy.state_dict().values(), with_checkpoints.policy.state_dict().values()))
+    assert len(checkpoints_in(tmp_path)) == 3
+
+
+def test_evaluations_do_not_change_a_training(tmp_path):
+    plain = make_model(QA2C).learn(2000)
+    evaluation = EvalCallback(make_vec_env("CartPole-v1", 1, seed=3), eval_freq=100, deterministic=False, verbose=0)
+    evaluated = make_model(QA2C).learn(2000, [evaluation, ExactCheckpointCallback(tmp_path)])
+    assert len(evaluation.evaluations_results) == 0 and evaluation.last_mean_reward > 0
+    assert all(map(th.equal, plain.policy.state_dict().values(), evaluated.policy.state_dict().values()))
+
+
+def test_a_checkpoint_follows_each_evaluation(tmp_path):
+    evaluation = EvalCallback(make_vec_env("CartPole-v1", 1, seed=3), eval_freq=100, deterministic=False, verbose=0)
+    make_model(QA2C).learn(2000, [evaluation, ExactCheckpointCallback(tmp_path, save_freq=10**6, keep=100)])
+    steps = [int(path.name[5:17]) for path in checkpoints_in(tmp_path)]
+    # Every 400 steps, at the end of the update that the evaluation was in; and at the start and the end
+    assert steps == [0, 416, 800, 1216, 1600, 2016]
+
+
+def test_resume_gives_a_model_that_is_ready_to_go_on(tmp_path):
+    straight = make_model(QA2C).learn(3200)
+    make_model(QA2C).learn(1600, ExactCheckpointCallback(tmp_path))
+    model = resume(make_model(QA2C), tmp_path)
+    assert model.num_timesteps == 1600
+    model.learn(1600, reset_num_timesteps=False)
+    assert model.num_timesteps == 3200
+    assert all(map(th.equal, straight.policy.state_dict().values(), model.policy.state_dict().values()))
+    # And from a file
+    assert resume(make_model(QA2C), checkpoints_in(tmp_path)[-1]).num_timesteps == 1600
+
+
+def test_resume_without_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(CheckpointError, match=f"There is no checkpoint in {tmp_path}"):
+        resume(make_model(QA2C), tmp_path)
+    with pytest.raises(CheckpointError, match=r"missing\.safetensors cannot be read"):
+        resume(make_model(QA2C), tmp_path / "missing.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: make_model(A2C), "algorithm is 'A2C', and was 'QA2C'"),
+        (lambda: make_model(QA2C, env_id="Acrobot-v1"), "environment is 'Acrobot-v1', and was 'CartPole-v1'"),
+        (lambda: make_model(QA2C, n_envs=2), "n_envs is 2, and was 4"),
+        (lambda: make_model(QA2C, gamma=0.5), "gamma is 0.5, and was 0.99"),
+        (lambda: make_model(QA2C, baseline=True), "baseline is True, and was False"),
+        (lambda: make_model(QA2C, learning_rate=0.1), r"learning_rate is \[0.1, 0.1\], and was \[0.001, 0.001\]"),
+    ],
+)
+def test_the_checkpoint_of_another_training_is_refused(other, message, tmp_path):
+    make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
+    with pytest.raises(CheckpointError, match=f"another training: .*{message}"):
+        resume(other(), tmp_path)
+    with pytest.raises(CheckpointError, match=f"another training: .*{message}"):
+        other().learn(200, ExactCheckpointCallback(tmp_path))
+
+
+def test_other_callbacks_are_refused(tmp_path):
+    make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
+    with pytest.raises(CheckpointError, match=r"The callbacks are \['InterruptAt'\], but .* with \[\]"):
+        make_model(QA2C).learn(200, [InterruptAt(1000), ExactCheckpointCallback(tmp_path)])
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
+    straight = make_model(QA2C).learn(2000)
+    make_model(QA2C).learn(1000, ExactCheckpointCallback(tmp_path, save_freq=200))
+    newest = checkpoints_in(tmp_path)[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    model = make_model(QA2C)
+    with pytest.warns(UserWarning, match="is damaged.*Going back to the one before"):
+        model.learn(2000, ExactCheckpointCallback(tmp_path, save_freq=200))
+    assert all(map(th.equal, straight.policy.state_dict().values(), model.policy.state_dict().values()))
+    assert newest not in checkpoints_in(tmp_path)
+
+
+def test_a_full_disk_does_not_stop_a_training(tmp_path, monkeypatch):
+    def no_space(*args):
+        raise OSError(28, "No space left on device")
+
+    callback = ExactCheckpointCallback(tmp_path, save_freq=500)
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="No checkpoint of step .* No space left") as caught:
+        patch.setattr(callbacks, "save_checkpoint", no_space)
+        model = make_model(QA2C).learn(2000, callback)
+    # At 0, 512, 1024, 1536 and the end
+    assert model.num_timesteps == 2016 and len(caught) == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: DQN("MlpPolicy", "CartPole-v1"), "DQN cannot be resumed exactly: only on-policy algorithms"),
+        (lambda: RecurrentPPO("MlpLstmPolicy", "CartPole-v1", device="cpu"), "an LSTM cannot be resumed exactly"),
+        (lambda: A2C("MlpPolicy", "Pendulum-v1", use_sde=True, device="cpu"), "state-dependent exploration"),
+    ],
+)
+def test_algorithms_with_further_state_are_refused(model, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        model().learn(100, ExactCheckpointCallback(tmp_path))
+
+
+def test_environments_whose_state_cannot_be_taken_are_refused_at_the_start(tmp_path):
+    with pytest.raises(StateError, match=r"world.*cannot be taken.*EpisodeReplay"):
+        make_model(QA2C, env_id="LunarLander-v3").learn(100, ExactCheckpointCallback(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["save_freq", "keep"])
+def test_numbers_below_one_are_refused(name):
+    with pytest.raises(ValueError, match=f"`{name}` .* 0"):
+        ExactCheckpointCallback("folder", **{name: 0})
+
+
+def test_a_missing_folder_is_asked_for():
+    with pytest.raises(ValueError, match="`folder` is missing"):
+        make_model(QA2C).learn(100, ExactCheckpointCallback())
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    program = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('locked', flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout.readline() == "locked\n"
+    with pytest.raises(CheckpointError, match="Another process is training in"):
+        make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
+    other.communicate()
+    make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
+
+
+class SignalAt(BaseCallback):
+    def __init__(self, number, times=1):
+        super().__init__()
+        self.number, self.times = number, times
+
+    def _on_step(self):
+        if self.num_timesteps == 100:
+            for _ in range(self.times):
+                signal.raise_signal(self.number)
+        return True
+
+
+def test_ctrl_c_stops_after_the_update_with_a_checkpoint(tmp_path, capsys):
+    straight = make_model(QA2C).learn(2000)
+    with pytest.raises(KeyboardInterrupt):
+        make_model(QA2C).learn(2000, CallbackList([SignalAt(signal.SIGINT), ExactCheckpointCallback(tmp_path)]))
+    assert "SIGINT: stopping with a checkpoint" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # 100 is in the fourth rollout of 32 steps
+    assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0, 128]
+    assert not json.loads((tmp_path / "run.json").read_text())["finished"]
+    model = make_model(QA2C).learn(2000, [SignalAt(signal.SIGINT), ExactCheckpointCallback(tmp_path)])
+    assert all(map(th.equal, straight.policy.state_dict().values(), model.policy.state_dict().values()))
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        make_model(QA2C).learn(2000, [SignalAt(signal.SIGINT, times=2), ExactCheckpointCallback(tmp_path)])
+    assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0]
+
+
+def test_after_an_error_in_training_ctrl_c_is_what_it_was(tmp_path):
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        with pytest.raises(Interrupted):
+            make_model(QA2C).learn(2000, [InterruptAt(100), ExactCheckpointCallback(folder)])
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_of_the_users_may_let_the_training_go_on(tmp_path):
+    got = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    try:
+        model = make_model(QA2C).learn(2000, [SignalAt(signal.SIGTERM), ExactCheckpointCallback(tmp_path, keep=10)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert got == [signal.SIGTERM] and model.num_timesteps == 2016
+    assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0, 128, 2016]
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        model = make_model(QA2C).learn(2000, [SignalAt(signal.SIGINT), ExactCheckpointCallback(tmp_path)])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert model.num_timesteps == 2016
+
+
+@pytest.mark.parametrize(("algo", "stack", "seed"), [("qa2c", "native", 0), ("a2c", "stock", 1)])
+def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
+    """The short version of kill_and_resume.py: three kills, at least one inside the writing of a checkpoint."""
+    seconds = run_to_the_end(algo, stack, tmp_path / "reference", 2000)
+    kills = kill_and_resume(algo, stack, tmp_path / "killed", 2000, 2, seconds, random.Random(seed))
+    assert differences(tmp_path / "reference", tmp_path / "killed") == []
+    assert kills
+
+
+def zoo_command(*arguments):
+    callback = "callback:{'sb3_qac.common.callbacks.ExactCheckpointCallback': dict(save_freq=4000)}"
+    return [
+        *(sys.executable, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "CartPole-v1", "--n-timesteps", "40000"),
+        *("--seed", "3", "--device", "cpu", "--num-threads", "1", "--eval-freq", "8000", "--log-interval", "50"),
+        *("--log-folder", "logs", "--hyperparams", callback, *arguments),
+    ]
+
+
+def start_and_kill(command, folder, number, environment, step):
+    """Kills the command once there is a checkpoint of that step."""
+    child = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not list(folder.glob(f"logs/qa2c/CartPole-v1_*/checkpoints/step-*{step:05d}.*")):
+        assert child.poll() is None, child.stderr.read().decode()
+        time.sleep(0.01)
+    child.send_signal(number)
+    child.communicate()
+    return child.returncode
+
+
+def wandb_rows(folder):
+    """:return: rows of the offline run, in the order of its parts"""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows = []
+    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        for data in leveldb_records(path.read_bytes()[7:]):
+            items = Record.FromString(data).history.item
+            if items:
+                rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return rows
+
+
+def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    reference, killed = tmp_path / "reference", tmp_path / "killed"
+    for folder in (reference, killed):
+        folder.mkdir()
+    command = zoo_command("--track")
+    subprocess.run(command, cwd=reference, env=environment, check=True, capture_output=True)
+    assert start_and_kill(command, killed, signal.SIGKILL, environment, step=8000) == -signal.SIGKILL
+    if os.name == "posix":
+        assert start_and_kill(command, killed, signal.SIGTERM, environment, step=24000) == -signal.SIGTERM
+    # What does not change the numbers may change
+    output = subprocess.run(
+        [*command, "--verbose", "0"], cwd=killed, env=environment, check=True, capture_output=True, text=True
+    )
+    assert "Going on from step" in output.stdout
+
+    assert [path.name for path in (killed / "logs" / "qa2c").iterdir()] == ["CartPole-v1_1"]
+    runs = [folder / "logs" / "qa2c" / "CartPole-v1_1" for folder in (reference, killed)]
+    evaluations = [np.load(run / "evaluations.npz") for run in runs]
+    assert all(np.array_equal(evaluations[0][name], evaluations[1][name]) for name in ("timesteps", "results", "ep_lengths"))
+    models = [QA2C.load(run / "CartPole-v1.zip", device="cpu") for run in runs]
+    assert all(map(th.equal, models[0].policy.state_dict().values(), models[1].policy.state_dict().values()))
+    for i in range(8):
+        monitors = [read_monitor(run / f"{i}.monitor.csv") for run in runs]
+        assert monitors[0] == monitors[1] and monitors[0]
+
+    rows = [wandb_rows(folder) for folder in (reference, killed)]
+    for row in [*rows[0], *rows[1]]:
+        for name in ("time/fps", "_timestamp", "_runtime", "_step"):
+            row.pop(name, None)
+    assert rows[0] == rows[1] and len(rows[0]) > 10
+    ids = {path.name.rpartition("-")[2] for path in killed.glob("wandb/offline-run-*")}
+    assert ids == {wandb_run_id(runs[1] / "checkpoints")} and len(list(killed.glob("wandb/offline-run-*"))) == 3
+
+    # Finished: the same command starts a new one
+    subprocess.run([*zoo_command(), "-n", "400"], cwd=killed, env=environment, check=True, capture_output=True)
+    assert sorted(path.name for path in (killed / "logs" / "qa2c").iterdir()) == ["CartPole-v1_1", "CartPole-v1_2"]
+
+
+def test_only_an_unfinished_run_of_the_same_command_is_gone_on_with(tmp_path):
+    def run(number, command, finished):
+        folder = tmp_path / f"CartPole-v1_{number}" / "checkpoints"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"command": command, "finished": finished, "wandb": None}))
+
+    command = ["train.py", "--algo", "qa2c", "--seed", "1"]
+    run(1, command, False)
+    run(2, [*command[:-1], "2"], False)
+    run(3, command, True)
+    (tmp_path / "CartPole-v1_4").mkdir()
+    run(10, [*command, "--progress"], False)
+    assert unfinished_run(tmp_path, "CartPole-v1", command).name == "CartPole-v1_10"
+    with FileLock(tmp_path / "CartPole-v1_10" / "checkpoints" / "lock"):
+        assert unfinished_run(tmp_path, "CartPole-v1", command).name == "CartPole-v1_1"
+    assert unfinished_run(tmp_path, "CartPole-v1", command[:-2]) is None
+    assert unfinished_run(tmp_path, "Acrobot-v1", command) is None
+    assert unfinished_run(tmp_path / "missing", "CartPole-v1", command) is None
+
+
+def test_wandb_run_id_of_a_new_folder_is_none(tmp_path):
+    assert wandb_run_id(tmp_path) is None
+    make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
+    assert wandb_run_id(tmp_path) is None
+
+
+def fragment(kind, data):
+    return bytes(4) + len(data).to_bytes(2, "little") + bytes([kind]) + data
+
+
+def test_records_that_cross_blocks_or_are_torn_are_read_as_leveldb_writes_them():
+    # The first block is shorter by W&B's header of 7 bytes; a record never starts in the last 6 bytes of a block
+    first = b"a" * (32768 - 7 - 7 - 3)
+    log = fragment(1, first) + bytes(3) + fragment(1, b"b" * 100)
+    assert list(leveldb_records(log)) == [first, b"b" * 100]
+    long = os.urandom(70000)
+    left = 32768 - 7 - 7
+    parts = [long[:left], long[left : left + 32761], long[left + 32761 :]]
+    log = fragment(2, parts[0]) + fragment(3, parts[1]) + fragment(4, parts[2])
+    assert list(leveldb_records(log)) == [long]
+    assert list(leveldb_records(log[:-1])) == []
+    assert list(leveldb_records(fragment(1, b"whole") + fragment(1, b"torn")[:-2])) == [b"whole"]
+    assert list(leveldb_records(fragment(1, b"whole") + bytes(50))) == [b"whole"]

@@ -1,0 +1,236 @@
+"""The state of environments: taken from one, put into another of the same build, they go on alike."""
+
+import random
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
+
+from sb3_qac.common.checkpoints import load_checkpoint, save_checkpoint
+from sb3_qac.common.env_util import make_ale_vec_env
+from sb3_qac.common.state import (
+    StateError,
+    get_random_state,
+    get_state,
+    random_state,
+    seeded_random_state,
+    set_random_state,
+    set_state,
+)
+from sb3_qac.common.vec_env import ale_vec_env
+from sb3_qac.common.wrappers import EpisodeReplay
+
+GAMES = [f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")]
+
+
+def play(env, rng, n_steps):
+    """:return: what each of so many steps with random actions gives, times of the day left out"""
+    steps = []
+    for _ in range(n_steps):
+        actions = np.array([rng.integers(env.action_space.n) for _ in range(env.num_envs)])
+        obs, rewards, dones, infos = env.step(actions)
+        for info in infos:
+            info.get("episode", {}).pop("t", None)
+        steps.append((obs, rewards, dones, infos))
+    return steps
+
+
+def assert_go_on_alike(make_env, folder, before, after):
+    """Plays one, takes its state through a file into a second one, and plays both with the same actions."""
+    env, other = make_env(), make_env()
+    env.reset()
+    play(env, np.random.default_rng(1), before)
+    path = save_checkpoint(folder, 1, {"env": get_state(env)})
+    expected = play(env, np.random.default_rng(2), after)
+    other.reset()
+    play(other, np.random.default_rng(3), 7)
+    set_state(other, load_checkpoint(path).state["env"])
+    for step, expected_step in zip(play(other, np.random.default_rng(2), after), expected, strict=True):
+        np.testing.assert_equal(step, expected_step)
+    assert any(step[2].any() for step in expected), "no episode ended"
+
+
+ENVS = {
+    "classic control": lambda: make_vec_env("CartPole-v1", 3, seed=0),
+    "normalised": lambda: VecNormalize(VecMonitor(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 3))),
+    "truncated": lambda: make_vec_env("MountainCar-v0", 2, seed=0),
+    "random": lambda: make_vec_env("FrozenLake-v1", 2, seed=0),
+    "cards": lambda: make_vec_env("Blackjack-v1", 2, seed=0, wrapper_class=gym.wrappers.FlattenObservation),
+    "Box2D": lambda: make_vec_env("LunarLander-v3", 2, seed=0, wrapper_class=EpisodeReplay),
+}
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_environments_go_on_alike(name, tmp_path):
+    assert_go_on_alike(ENVS[name], tmp_path, before=150, after=300)
+
+
+@pytest.mark.parametrize("env_id", GAMES)
+def test_stock_atari_games_go_on_alike(env_id, tmp_path):
+    wrapper_kwargs = dict(action_repeat_probability=0.25)
+    assert_go_on_alike(
+        lambda: VecFrameStack(make_atari_env(env_id, 2, seed=0, wrapper_kwargs=wrapper_kwargs), 2),
+        tmp_path,
+        before=200,
+        after=950 if "Pong" in env_id else 500,
+    )
+
+
+@pytest.mark.parametrize("env_id", GAMES)
+def test_native_atari_games_go_on_alike(env_id, tmp_path, monkeypatch):
+    # Several seeds in the steps that are played: from some environments on a later seed than others
+    monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 300)
+    wrapper_kwargs = dict(action_repeat_probability=0.25)
+    assert_go_on_alike(
+        lambda: VecFrameStack(make_ale_vec_env(env_id, 3, seed=0, wrapper_kwargs=wrapper_kwargs), 2),
+        tmp_path,
+        before=1200,
+        after=950,
+    )
+
+
+def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
+    monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 300)
+    env = make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=3)
+    env.reset()
+    first = env._current_seeds()
+    np.testing.assert_array_equal(first, [3, 4])
+    ends = play(env, np.random.default_rng(0), 900)
+    state = env.take_state()
+    assert (state["n_seeds"] > 1).all() and len(set(env._current_seeds()) | {3, 4}) == 4
+    # The actions that are kept are those since the oldest seed
+    assert len(state["actions"]) == len(ends) - (env._first_steps.min())
+    # A seed of the user's starts the count anew
+    env.seed(8)
+    env.reset()
+    np.testing.assert_array_equal(env._current_seeds(), [8, 9])
+    assert len(env.take_state()["actions"]) == 0
+
+
+def test_native_games_are_played_again_only_where_they_go_on(monkeypatch):
+    env, other = (make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=seed) for seed in (0, 5))
+    env.reset()
+    play(env, np.random.default_rng(0), 50)
+    state = get_state(env)
+    set_state(other, state)
+    # Not yet played again, it has the same state
+    np.testing.assert_equal(get_state(other).values, state.values)
+    monkeypatch.setattr(other, "_replay", lambda state: pytest.fail("played again"))
+    other.reset()
+
+
+def test_native_games_that_lead_elsewhere_are_refused():
+    env, other = (make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=seed) for seed in (0, 5))
+    env.reset()
+    play(env, np.random.default_rng(0), 50)
+    state = get_state(env)
+    state.values["games"]["frames"] = state.values["games"]["frames"] ^ 1
+    set_state(other, state)
+    with pytest.raises(StateError, match="did not come to where they were when their actions were played again"):
+        other.step(np.zeros(2, dtype=int))
+
+
+class Counting(gym.Env):
+    """Environment that counts in an attribute, with one more of a given kind."""
+
+    observation_space, action_space = spaces.Box(0, 1000, (1,)), spaces.Discrete(2)
+
+    def __init__(self, extra):
+        self.count, self.extra = 0, extra
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([0.0], dtype=np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.array([self.count], dtype=np.float32), 0.0, self.count % 10 == 0, False, {}
+
+
+class Part:
+    def __init__(self):
+        self.values = np.zeros(3)
+        self.generator = random.Random(0)
+        self.legacy = np.random.RandomState(0)
+
+
+def test_objects_inside_an_environment_go_on(tmp_path):
+    env, other = Counting(Part()), Counting(Part())
+    env.extra.values[1] = 5
+    env.extra.generator.random(), env.extra.legacy.rand(), env.action_space.sample()
+    path = save_checkpoint(tmp_path, 1, {"env": get_state(env)})
+    expected = env.extra.generator.random(), env.extra.legacy.rand()
+    set_state(other, load_checkpoint(path).state["env"])
+    np.testing.assert_array_equal(other.extra.values, [0, 5, 0])
+    assert (other.extra.generator.random(), other.extra.legacy.rand()) == expected
+
+
+@pytest.mark.parametrize("extra", [th.nn.ReLU().__dict__.keys(), iter([1]), {"inside": object()}])
+def test_state_that_cannot_be_seen_is_refused_with_its_place(extra):
+    with pytest.raises(StateError, match=r"The state of env\.envs\[0\]\.extra.* cannot be taken.*EpisodeReplay"):
+        get_state(DummyVecEnv([lambda: Counting(extra)]), "env")
+
+
+def test_environments_in_other_processes_are_refused():
+    env = make_vec_env("CartPole-v1", 1, vec_env_cls=SubprocVecEnv)
+    try:
+        with pytest.raises(StateError, match=r"other processes .SubprocVecEnv.*Use a DummyVecEnv"):
+            get_state(env)
+    finally:
+        env.close()
+
+
+def test_an_environment_built_otherwise_is_refused():
+    with pytest.raises(StateError, match=r"is a .*Counting, but its saved state is that of a .*CartPole"):
+        set_state(Counting(0), get_state(gym.make("CartPole-v1").unwrapped))
+    with pytest.raises(StateError, match="does not have the 2 items"):
+        set_state(make_vec_env("CartPole-v1", 3), get_state(make_vec_env("CartPole-v1", 2)))
+
+
+def test_an_episode_that_does_not_repeat_itself_is_refused():
+    class Unseeded(Counting):
+        def step(self, action):
+            self.count += random.random()
+            return super().step(action)
+
+    env = EpisodeReplay(Unseeded(0))
+    env.reset(seed=0)
+    env.step(0)
+    with pytest.raises(StateError, match="draws random numbers that are not from `np_random`"):
+        set_state(env, get_state(env))
+
+
+def draw():
+    return random.random(), np.random.rand(), th.rand(1).item()
+
+
+def test_random_states_apart_from_each_other():
+    outside = get_random_state()
+    expected = draw(), draw()
+    set_random_state(outside)
+    apart = seeded_random_state(0)
+    first = draw()
+    with random_state(apart):
+        inside = draw()
+    assert (first, draw()) == expected
+    again = seeded_random_state(0)
+    with random_state(again):
+        pass
+    with random_state(again):
+        assert draw() == inside
+    with random_state(apart):
+        assert draw() != inside
+
+
+def test_random_state_survives_an_error():
+    outside = get_random_state()
+    expected = draw()
+    set_random_state(outside)
+    with pytest.raises(RuntimeError), random_state(seeded_random_state(1)):
+        draw()
+        raise RuntimeError
+    assert draw() == expected
