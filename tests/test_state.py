@@ -123,6 +123,19 @@ def test_native_games_are_played_again_only_where_they_go_on(monkeypatch):
     other.reset()
 
 
+@pytest.mark.parametrize("n_resets", [0, 1, 2])
+def test_native_games_start_alike_after_a_reset(n_resets, tmp_path):
+    """As evaluations do: their environments are reset first."""
+    env, other = (make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=seed) for seed in (0, 5))
+    for _ in range(n_resets):
+        env.reset()
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    for _ in range(2):
+        np.testing.assert_array_equal(env.reset(), other.reset())
+        for step, expected_step in zip(*(play(games, np.random.default_rng(0), 30) for games in (other, env)), strict=True):
+            np.testing.assert_equal(step, expected_step)
+
+
 def test_native_games_that_lead_elsewhere_are_refused():
     env, other = (make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=seed) for seed in (0, 5))
     env.reset()

@@ -224,6 +224,8 @@ class AleVecEnv(VecEnv):
             return self._state_to_put
         first_step = int(self._first_steps.min())
         return {
+            # Seeds of the user's that the next reset will take
+            "seeds": list(self._seeds),
             "base_seeds": self._base_seeds.copy(),
             "n_seeds": self._n_seeds.copy(),
             "actions": np.frombuffer(bytes(self._actions), dtype=np.uint8).reshape(-1, self.num_envs),
@@ -245,6 +247,8 @@ class AleVecEnv(VecEnv):
         """
         self._state_to_put = state
         self._start_time = state["start_time"]
+        self._seeds = list(state["seeds"])
+        self._base_seeds, self._n_seeds = state["base_seeds"].copy(), state["n_seeds"].copy()
 
     def _replay(self, state: dict[str, Any]) -> None:
         """
@@ -252,7 +256,6 @@ class AleVecEnv(VecEnv):
         :raises StateError: if the actions do not lead to the frames that they led to
         """
         self._state_to_put = None
-        self._base_seeds, self._n_seeds = state["base_seeds"].copy(), state["n_seeds"].copy()
         seeds, actions, first_steps = self._current_seeds(), state["actions"], state["first_steps"]
         frames, _ = self._envs.reset(seed=seeds)
         for step in range(len(actions) + 1):
