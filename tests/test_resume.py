@@ -262,10 +262,15 @@ def test_a_missing_folder_is_asked_for():
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
-    program = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('locked', flush=True); sys.stdin.read()"
-    other = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    program = """
+import sys, filelock
+lock = filelock.FileLock(sys.argv[1])
+lock.acquire()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "lock")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "locked\n"
     with pytest.raises(CheckpointError, match="Another process is training in"):
         make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
