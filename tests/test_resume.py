@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,8 +199,18 @@ def test_the_checkpoint_of_another_training_is_refused(other, message, tmp_path)
     make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
     with pytest.raises(CheckpointError, match=f"another training: .*{message}"):
         resume(other(), tmp_path)
-    with pytest.raises(CheckpointError, match=f"another training: .*{message}"):
+    with pytest.raises(CheckpointError, match=f"{message}.* There is none of this training in its folder"):
         other().learn(200, ExactCheckpointCallback(tmp_path))
+
+
+def test_the_newest_checkpoint_of_this_training_is_named(tmp_path):
+    make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path / "qa2c"))
+    make_model(A2C).learn(200, ExactCheckpointCallback(tmp_path / "a2c"))
+    foreign, own = checkpoints_in(tmp_path / "a2c")[-1], checkpoints_in(tmp_path / "qa2c")[-1]
+    shutil.copy(foreign, tmp_path / "qa2c")
+    with pytest.raises(CheckpointError, match=f"another training.*The newest one of this training there is {own.name}"):
+        resume(make_model(QA2C), tmp_path / "qa2c")
+    assert resume(make_model(QA2C), own).num_timesteps == 128
 
 
 def test_other_callbacks_are_refused(tmp_path):

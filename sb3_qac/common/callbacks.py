@@ -1,5 +1,6 @@
 """Exact resume: a training that was stopped at any moment goes on as if nothing had happened."""
 
+import contextlib
 import json
 import os
 import signal
@@ -25,7 +26,15 @@ from stable_baselines3.common.logger import (
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.common.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint, write_atomically
+from sb3_qac.common.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    checkpoints_in,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+    write_atomically,
+)
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.logs import (
     ContinuedLogger,
@@ -135,6 +144,7 @@ class ExactCheckpointCallback(BaseCallback):
         if checkpoint is None:
             self._evaluation_random_state = seeded_random_state(self.model.seed)
         else:
+            check_same_training(self.model, checkpoint)
             self._restore(checkpoint.state)
             if self.verbose >= 1:
                 print(f"Going on from step {self.model.num_timesteps} ({checkpoint.path})")
@@ -216,7 +226,7 @@ class ExactCheckpointCallback(BaseCallback):
     def _restore(self, state: dict[str, Any]) -> None:
         """
         :param state: What ``_state`` gave
-        :raises CheckpointError: if it is that of another training
+        :raises CheckpointError: if callbacks or log files are other ones
         """
         restore_model(self.model, state)
         self._restore_callbacks(state["callbacks"])
@@ -449,6 +459,7 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
     if model._last_obs is None:
         assert model.env is not None
         model.env.reset()
+    check_same_training(model, checkpoint)
     restore_model(model, checkpoint.state)
     set_random_state(checkpoint.state["random"])
     return model
@@ -486,17 +497,8 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
     """
     :param model: Model made as the one that was trained; its environments were reset once
     :param state: What ``model_state`` gave
-    :raises CheckpointError: if it is that of another training
     """
     assert isinstance(model, OnPolicyAlgorithm)
-    here, there = training_settings(model), state["training"]
-    different = [
-        f"{name} is {here.get(name)!r}, and was {there.get(name)!r}"
-        for name in {**there, **here}
-        if here.get(name) != there.get(name)
-    ]
-    if different:
-        raise CheckpointError(f"The checkpoint is that of another training: {'; '.join(different)}.")
     model.policy.load_state_dict(state["policy"])
     model.policy.optimizer.load_state_dict(state["optimizer"])
     set_state(model.env, state["env"], "the environment")
@@ -504,7 +506,30 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
     model.start_time = time.time_ns() - state["elapsed"]
 
 
-def training_settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
+def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
+    """
+    :param model: Model that is to go on
+    :param checkpoint: Checkpoint that it is to go on from
+    :raises CheckpointError: if it is that of another training; the message names the newest one beside it that is of this one
+    """
+    here, there = training_settings(model), checkpoint.state["training"]
+    different = [
+        f"{name} is {here.get(name)!r}, and was {there.get(name)!r}"
+        for name in {**there, **here}
+        if here.get(name) != there.get(name)
+    ]
+    if not different:
+        return
+    advice = "There is none of this training in its folder: use another folder."
+    for path in reversed(checkpoints_in(checkpoint.path.parent)):
+        with contextlib.suppress(CheckpointError):
+            if load_checkpoint(path).state["training"] == here:
+                advice = f"The newest one of this training there is {path.name}."
+                break
+    raise CheckpointError(f"{checkpoint.path} is of another training: {'; '.join(different)}. {advice}")
+
+
+def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     """
     :param model: Model
     :return: what two trainings must have in common for one to go on as the other
