@@ -169,6 +169,13 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
     assert newest_checkpoint(tmp_path).state == {"step": 1}
 
 
+def test_what_a_kill_left_of_a_write_is_removed_by_the_next(tmp_path):
+    (tmp_path / ".step-000000000001.0123456789abcdef.safetensors.tmp").write_bytes(b"half")
+    assert newest_checkpoint(tmp_path) is None
+    path = save_checkpoint(tmp_path, 2, {"step": 2})
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_reading_runs_no_code(tmp_path, monkeypatch):
     path = save_checkpoint(tmp_path, 1, STATE)
 

@@ -62,6 +62,9 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     # Those at or after this step are of a time that the run went back from
     for old in set(checkpoints_in(folder)) - {path, *before[len(before) - keep + 1 :]}:
         old.unlink(missing_ok=True)
+    # Of writes that a kill cut short
+    for torn in folder.glob(".step-*.tmp"):
+        torn.unlink(missing_ok=True)
     return path
 
 
