@@ -6,10 +6,12 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 
 from sb3_qac import __version__
+from sb3_qac.common.checks import check_number
 from sb3_qac.doctor import examine
 from sb3_qac.study.benchmark import run_benchmark, tables, write_report
 from sb3_qac.zoo import presets, register
@@ -75,9 +77,92 @@ def make_parser() -> argparse.ArgumentParser:
     benchmark.add_argument("--device", default="cpu", help="PyTorch device")
     benchmark.add_argument("--output", type=Path, default=Path("benchmark.json"), help="JSON file to write")
 
+    add_study_parser(commands)
+
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
     preset.add_argument("algo", choices=("qa2c", "a2c"), help="a2c: the stock A2C that QA2C is compared with")
     return parser
+
+
+def add_study_parser(commands: Any) -> None:
+    """:param commands: Where to add the command ``study``"""
+    study = commands.add_parser(
+        "study",
+        help="train a grid of algorithms and seeds, to be compared",
+        description="Trains each algorithm with each seed. Run it again after a kill or Ctrl-C: "
+        "it goes on with what is unfinished, exactly, and repeats nothing.",
+        epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    study.add_argument("env", help="environment, or pong, cartpole")
+    study.add_argument(
+        "--algos", nargs="+", default=["a2c", "task1", "task2"], metavar="ALGO", help="task1, task2, or names of RL Zoo"
+    )
+    study.add_argument("--seeds", type=int, nargs="+", default=[0, 100], metavar="SEED", help="seeds of each")
+    study.add_argument("--steps", type=int, default=0, help="environment steps of each; 0 for those of the preset")
+    study.add_argument("--stop-return", type=float, help="mean return of an evaluation at which a training stops")
+    study.add_argument("--eval-freq", type=int, default=300_000, help="environment steps between two evaluations")
+    study.add_argument("--eval-episodes", type=int, default=30, help="whole episodes of an evaluation, played at once")
+    study.add_argument(
+        "--deterministic", action="store_true", help="evaluate the most probable action instead of sampled ones"
+    )
+    study.add_argument(
+        "--stock", action="store_true", help="use SB3's Atari environments and network instead of the faster ones"
+    )
+    study.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of the faster network")
+    study.add_argument("--conf-file", help="YAML file with hyperparameters for all; default: each algorithm's own")
+    study.add_argument("--jobs", type=int, default=1, help="trainings at once")
+    study.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
+    study.add_argument("--device", default="auto", help="PyTorch device")
+    study.add_argument(
+        "--wandb",
+        choices=("offline", "online", "disabled"),
+        default="offline",
+        help="mode of Weights & Biases; offline needs no account",
+    )
+    study.add_argument("--output", type=Path, help="folder; default: results/ENV")
+    study.add_argument("--json", action="store_true", help="print the state of each run as JSON at the end")
+
+
+def run_study_command(args: argparse.Namespace) -> int:
+    """
+    :param args: Command line
+    :return: Exit code, 1 if a run failed
+    """
+    # RL Zoo is slow to import
+    from sb3_qac.study.runs import read_json
+    from sb3_qac.study.study import make_grid, run_study
+
+    try:
+        check_number("jobs", args.jobs, minimum=1)
+        runs = make_grid(
+            args.env,
+            args.algos,
+            args.seeds,
+            args.output or Path("results", args.env),
+            args.conf_file,
+            n_timesteps=args.steps,
+            stop_return=args.stop_return,
+            eval_freq=args.eval_freq,
+            n_eval_episodes=args.eval_episodes,
+            deterministic=args.deterministic,
+            native=not args.stock,
+            dtype=None if args.stock else args.dtype,
+            n_threads=args.threads,
+            device=args.device,
+            wandb=args.wandb,
+        )
+    except ValueError as error:
+        sys.exit(f"study: {error}")
+    try:
+        failed = run_study(runs, args.jobs)
+    except KeyboardInterrupt:
+        sys.exit("study: interrupted; the same command goes on.")
+    if args.json:
+        print(json.dumps({run.name: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
+    for name, reason in failed.items():
+        print(f"{name} failed: {reason} (see error.txt in its folder)", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,6 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(arguments)
     if args.command == "zoo":
         run_zoo(args.zoo_command, args.arguments)
+    elif args.command == "study":
+        return run_study_command(args)
     elif args.command == "doctor":
         return run_doctor(args.json)
     elif args.command == "benchmark":

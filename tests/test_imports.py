@@ -20,7 +20,8 @@ FLOORS = [
     {"sb3_qac.qa2c"},
     {"sb3_qac"},
     {"sb3_qac.zoo"},
-    {"sb3_qac.doctor", "sb3_qac.study.benchmark"},
+    {"sb3_qac.doctor", "sb3_qac.study.benchmark", "sb3_qac.study.runs"},
+    {"sb3_qac.study.study"},
     {"sb3_qac.__main__"},
 ]
 

@@ -1,0 +1,372 @@
+"""One training of a study, from its settings to its folder. RL Zoo's ``ExperimentManager`` does the most of it."""
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import stable_baselines3
+import torch as th
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import ALGOS, get_wrapper_class
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecEnv
+
+import sb3_qac
+from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
+from sb3_qac.common.checkpoints import write_atomically
+from sb3_qac.common.env_util import to_ale_vec_env
+from sb3_qac.common.state import StateError, get_state
+from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.zoo import presets, register
+
+# Evaluation games are not those of training
+EVAL_SEED_OFFSET = 10_000
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    What one training of a study is.
+
+    :param name: Its name, such as "task2_seed-100"
+    :param group: What it is a replicate of, such as "task2"
+    :param algo: Algorithm, by its name in RL Zoo
+    :param env_id: Environment
+    :param seed: Seed
+    :param folder: Folder for all that it writes
+    :param hyperparams: Entries that replace those of the preset
+    :param config: YAML file with hyperparameters; None for the algorithm's own
+    :param n_timesteps: Environment steps; 0 for as many as the preset has
+    :param eval_freq: Environment steps between two evaluations
+    :param n_eval_episodes: Whole episodes of an evaluation, each in an environment of its own
+    :param deterministic: Whether the most probable action is evaluated, instead of sampled ones
+    :param stop_return: Mean return of an evaluation at which the training stops; None for none
+    :param native: Whether Atari games are emulated in C++ (see ``AleVecEnv``)
+    :param dtype: Precision of ``LeanNatureCNN`` for images; None for SB3's ``NatureCNN``
+    :param n_threads: Threads for PyTorch
+    :param device: PyTorch device
+    :param wandb: Mode of Weights & Biases: "offline", "online" or "disabled"
+    """
+
+    name: str
+    group: str
+    algo: str
+    env_id: str
+    seed: int
+    folder: str
+    hyperparams: dict[str, Any] = field(default_factory=dict)
+    config: str | None = None
+    n_timesteps: int = 0
+    eval_freq: int = 300_000
+    n_eval_episodes: int = 30
+    deterministic: bool = False
+    stop_return: float | None = None
+    native: bool = True
+    dtype: str | None = "float32"
+    n_threads: int = 1
+    device: str = "auto"
+    wandb: str = "offline"
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its end."""
+        return bool(read_json(Path(self.folder, "status.json")).get("finished"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """
+    :param path: JSON file
+    :return: its content; empty if there is no such file
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+
+
+class StopOnReturn(BaseCallback):
+    """
+    Stops a training whose last evaluation reached a return. For ``EvalCallback``'s ``callback_after_eval``.
+
+    :param stop_return: Mean return
+    """
+
+    parent: EvalCallback
+
+    def __init__(self, stop_return: float) -> None:
+        super().__init__()
+        self.stop_return = stop_return
+
+    def _on_step(self) -> bool:
+        return self.parent.last_mean_reward < self.stop_return
+
+
+class StatusCallback(BaseCallback):
+    """
+    Keeps a file up to date that says how far a training is.
+
+    :param path: JSON file
+    :param evaluation: Evaluation whose last result to tell
+    """
+
+    def __init__(self, path: Path, evaluation: EvalCallback) -> None:
+        super().__init__()
+        self.path, self.evaluation = path, evaluation
+        self.before = read_json(path).get("seconds", 0.0)
+
+    def _on_training_start(self) -> None:
+        self.start = self.written = time.monotonic()
+        self.first_step = self.model.num_timesteps
+        self.write(finished=False)
+
+    def _on_step(self) -> bool:
+        if time.monotonic() - self.written > 2:
+            self.write(finished=False)
+        return True
+
+    def _on_training_end(self) -> None:
+        # Where learn came to its end, not where it was interrupted
+        if sys.exc_info()[0] is None:
+            self.write(finished=read_json(self.path.parent / "checkpoints" / "run.json").get("finished", True))
+
+    def write(self, finished: bool) -> None:
+        """:param finished: Whether the training has come to its end"""
+        self.written = time.monotonic()
+        seconds = self.written - self.start
+        status = {
+            "steps": self.model.num_timesteps,
+            "total": self.model._total_timesteps,
+            "seconds": self.before + seconds,
+            "steps_per_second": (self.model.num_timesteps - self.first_step) / max(seconds, 1e-9),
+            "last_evaluation": self.last_evaluation(),
+            "finished": finished,
+        }
+        write_atomically(self.path, json.dumps(status).encode())
+
+    def last_evaluation(self) -> dict[str, Any] | None:
+        """:return: steps and mean return of the last evaluation, if there was one"""
+        if not self.evaluation.evaluations_timesteps:
+            return None
+        results = self.evaluation.evaluations_results[-1]
+        return {"steps": self.evaluation.evaluations_timesteps[-1], "mean_return": float(np.mean(results))}
+
+
+class StudyManager(ExperimentManager):
+    """
+    RL Zoo's manager for one run of a study: its folder, its evaluation, exact checkpoints.
+
+    :param run: The run
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(
+            Namespace(**asdict(run)),
+            run.algo,
+            run.env_id,
+            log_folder=run.folder,
+            tensorboard_log=f"{run.folder}/tensorboard",
+            n_timesteps=run.n_timesteps,
+            eval_freq=run.eval_freq,
+            n_eval_episodes=run.n_eval_episodes,
+            n_eval_envs=run.n_eval_episodes,
+            hyperparams=dict(run.hyperparams),
+            seed=run.seed,
+            verbose=0,
+            device=run.device,
+            config=run.config,
+            log_interval=-1,
+        )
+        self.run = run
+        self.save_path = run.folder
+        self.params_path = f"{run.folder}/{self.env_name}"
+        self.deterministic_eval = run.deterministic
+        self.envs: list[VecEnv] = []
+        self.eval_env_wrapper: Callable[[gym.Env], gym.Env] | None = None
+        self.is_resumable = is_resumable(ALGOS[run.algo])
+        self.needs_replay = self.is_resumable and not self._is_atari and not has_visible_state(run.env_id)
+
+    def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
+        self.eval_env_wrapper = get_wrapper_class({"env_wrapper": whole_games(hyperparams.get("env_wrapper"))})
+        result = super()._preprocess_hyperparams(hyperparams)
+        hyperparams, env_wrapper, callbacks, vec_env_wrapper = result
+        if self._is_atari and self.run.native:
+            vec_env_wrapper = to_ale_vec_env
+        if self._is_atari and self.run.dtype is not None:
+            extractor = dict(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(dtype=self.run.dtype))
+            hyperparams["policy_kwargs"] = {**(hyperparams.get("policy_kwargs") or {}), **extractor}
+        return hyperparams, env_wrapper, callbacks, vec_env_wrapper
+
+    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        env_wrapper, seed = self.env_wrapper, self.seed
+        if eval_env:
+            self.env_wrapper, self.seed = self.eval_env_wrapper, seed + EVAL_SEED_OFFSET
+        if self.needs_replay:
+            inner = self.env_wrapper
+            self.env_wrapper = lambda env: EpisodeReplay(env if inner is None else inner(env))
+        try:
+            self.envs.append(super().create_envs(n_envs, eval_env, no_log))
+            return self.envs[-1]
+        finally:
+            self.env_wrapper, self.seed = env_wrapper, seed
+
+    def create_callbacks(self) -> None:
+        super().create_callbacks()
+        (evaluation,) = [callback for callback in self.callbacks if isinstance(callback, EvalCallback)]
+        evaluation.verbose = 0
+        if self.run.stop_return is not None:
+            evaluation.callback = StopOnReturn(self.run.stop_return)
+            evaluation.callback.parent = evaluation
+        if self.is_resumable:
+            self.callbacks.insert(0, ExactCheckpointCallback(Path(self.run.folder, "checkpoints"), verbose=0))
+        self.callbacks.append(StatusCallback(Path(self.run.folder, "status.json"), evaluation))
+
+
+def is_resumable(algorithm: type[BaseAlgorithm]) -> bool:
+    """
+    :param algorithm: Algorithm
+    :return: Whether ``ExactCheckpointCallback`` supports it
+    """
+    return issubclass(algorithm, OnPolicyAlgorithm) and algorithm.__name__ != "RecurrentPPO"
+
+
+def has_visible_state(env_id: str) -> bool:
+    """
+    :param env_id: Environment
+    :return: Whether its state can be taken as it is
+    """
+    env = gym.make(env_id)
+    try:
+        env.reset(seed=0)
+        get_state(env)
+    except StateError:
+        return False
+    finally:
+        env.close()
+    return True
+
+
+def whole_games(env_wrapper: Any) -> Any:
+    """
+    :param env_wrapper: Wrappers as in RL Zoo's presets
+    :return: The same with Atari's life loss switched off: SB3's wrapper for it carries a game over into the next evaluation
+    """
+    if isinstance(env_wrapper, list):
+        return [whole_games(wrapper) for wrapper in env_wrapper]
+    name, kwargs = next(iter(env_wrapper.items())) if isinstance(env_wrapper, dict) else (env_wrapper, {})
+    if name != "stable_baselines3.common.atari_wrappers.AtariWrapper":
+        return env_wrapper
+    return {name: {**kwargs, "terminal_on_life_loss": False}}
+
+
+def train_run(run: Run) -> str | None:
+    """
+    Train, or go on with, one run of a study.
+
+    :param run: The run
+    :return: None, or what went wrong; it is in the run's ``error.txt`` as well
+    """
+    folder = Path(run.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    error_file = folder / "error.txt"
+    try:
+        with open(folder / "printed.txt", "a") as printed, contextlib.redirect_stdout(printed):
+            _train(run)
+    except Exception:
+        error_file.write_text(traceback.format_exc())
+        return traceback.format_exc(limit=-1).splitlines()[-1]
+    error_file.unlink(missing_ok=True)
+    return None
+
+
+def _train(run: Run) -> None:
+    register()
+    th.set_num_threads(run.n_threads)
+    set_random_seed(run.seed)
+    write_atomically(Path(run.folder, "run.json"), json.dumps({**asdict(run), **provenance()}, indent=1).encode())
+    with wandb_run_of(run):
+        manager = StudyManager(run)
+        try:
+            result = manager.setup_experiment()
+            assert result is not None
+            manager.learn(result[0])
+            manager.save_trained_model(result[0])
+        finally:
+            for env in manager.envs:
+                env.close()
+
+
+@contextlib.contextmanager
+def wandb_run_of(run: Run) -> Iterator[None]:
+    """
+    Within it, a run of Weights & Biases is active: the one that the run had before, if it had one.
+
+    :param run: Run of a study
+    """
+    if run.wandb == "disabled":
+        yield
+        return
+    import wandb
+
+    with wandb.init(
+        project=f"sb3_qac-{run.env_id}",
+        name=run.name,
+        group=run.group,
+        id=wandb_run_id(Path(run.folder, "checkpoints")),
+        resume="allow",
+        mode=run.wandb,  # type: ignore[arg-type]
+        dir=run.folder,
+        config=asdict(run),
+        settings=wandb.Settings(silent=True, console="off"),
+    ):
+        yield
+
+
+def provenance() -> dict[str, Any]:
+    """:return: versions, git commit and machine"""
+    commit = subprocess.run(
+        ["git", "-C", str(Path(sb3_qac.__file__).parent), "describe", "--always", "--dirty"], capture_output=True, text=True
+    ).stdout.strip()
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "sb3_qac": sb3_qac.__version__,
+            "stable_baselines3": stable_baselines3.__version__,
+            "torch": th.__version__,
+            "gymnasium": gym.__version__,
+        },
+        "commit": commit or None,
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "gpu": th.cuda.get_device_name(0) if th.cuda.is_available() else None,
+        },
+    }
+
+
+def config_of(algo: str, env_id: str) -> str | None:
+    """
+    :param algo: Algorithm, by its name in RL Zoo
+    :param env_id: Environment
+    :return: YAML file of this package for it, where it has one for such environments; None for RL Zoo's own
+    """
+    if algo == "qa2c":
+        return str(presets("qa2c"))
+    if algo == "a2c" and ExperimentManager.is_atari(env_id):
+        return str(presets("a2c"))
+    return None

@@ -1,0 +1,168 @@
+"""A study trains its grid, each run once, however often it is started."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.env_util import is_wrapped
+
+from sb3_qac.common.checkpoints import checkpoints_in
+from sb3_qac.common.vec_env import AleVecEnv
+from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.study.runs import Run, StudyManager, has_visible_state, read_json, train_run, whole_games
+from sb3_qac.study.study import make_grid, run_study, status_table
+from sb3_qac.zoo import presets
+
+SMALL = dict(n_timesteps=2000, eval_freq=800, n_eval_episodes=3, wandb="disabled", device="cpu")
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def test_the_grid_is_every_algorithm_with_every_seed(tmp_path):
+    runs = make_grid("pong", ["a2c", "task1", "task2"], [0, 100], tmp_path)
+    assert [run.name for run in runs] == [f"{group}_seed-{seed}" for group in ("a2c", "task1", "task2") for seed in (0, 100)]
+    assert {run.env_id for run in runs} == {"PongNoFrameskip-v4"}
+    by_group = {run.group: run for run in runs}
+    assert {name: (run.algo, run.hyperparams) for name, run in by_group.items()} == {
+        "a2c": ("a2c", {}),
+        "task1": ("qa2c", {"baseline": False}),
+        "task2": ("qa2c", {"baseline": True}),
+    }
+    # The comparison's settings where this package has them, RL Zoo's elsewhere
+    assert by_group["a2c"].config == str(presets("a2c"))
+    assert make_grid("CartPole-v1", ["a2c"], [0], tmp_path)[0].config is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("Pogn-v4", ["task1"], [0]), "Pogn.*Short names are pong"),
+        (("pong", ["task3"], [0]), "There is no algorithm task3. There are task1, task2, a2c"),
+        (("pong", ["task1"], [0], "missing.yml"), "no file missing.yml"),
+    ],
+)
+def test_what_there_is_not_is_refused(arguments, message, tmp_path):
+    env_id, groups, seeds, *config = arguments
+    with pytest.raises(ValueError, match=message):
+        make_grid(env_id, groups, seeds, tmp_path, *config)
+
+
+@pytest.mark.parametrize("name", ["eval_freq", "n_eval_episodes", "n_threads"])
+def test_numbers_below_one_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        make_grid("pong", ["task1"], [0], tmp_path, **{name: 0})
+
+
+def test_a_study_runs_each_once_and_keeps_what_it_did(tmp_path):
+    runs = make_grid("cartpole", ["a2c", "task2"], [0, 7], tmp_path, **SMALL)
+    assert run_study(runs) == {}
+    for run in runs:
+        folder = Path(run.folder)
+        evaluations = np.load(folder / "evaluations.npz")
+        assert evaluations["timesteps"].tolist() == [800, 1600] and evaluations["results"].shape == (2, 3)
+        kept = json.loads((folder / "run.json").read_text())
+        assert kept["seed"] == run.seed and kept["versions"]["torch"] and kept["machine"]["cores"]
+        status = read_json(folder / "status.json")
+        assert status["finished"] and status["steps"] == 2000 and status["last_evaluation"]["steps"] == 1600
+        assert list(folder.glob("tensorboard/*/*/events*")) and (folder / "CartPole-v1.zip").is_file()
+    before = content(tmp_path)
+    assert run_study(runs) == {}
+    assert content(tmp_path) == before
+
+
+def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path):
+    grids = [make_grid("cartpole", ["task1"], [0, 1], tmp_path / str(jobs), **SMALL) for jobs in (1, 2)]
+    for jobs, runs in enumerate(grids, 1):
+        assert run_study(runs, jobs) == {}
+    for one, other in zip(*grids, strict=True):
+        results = [np.load(Path(run.folder, "evaluations.npz"))["results"] for run in (one, other)]
+        np.testing.assert_array_equal(*results)
+
+
+def test_a_failed_run_is_reported_and_does_not_stop_the_others(tmp_path):
+    good = make_grid("cartpole", ["task1"], [0, 1], tmp_path, **SMALL)
+    bad = Run(**{**vars(good[0]), "hyperparams": {"gamma": -1}})
+    assert list(run_study([bad, good[1]])) == [bad.name]
+    assert "`gamma`" in Path(bad.folder, "error.txt").read_text()
+    assert good[1].finished and not bad.finished
+    # Mended, it is tried again
+    assert run_study(good) == {}
+    assert not Path(bad.folder, "error.txt").exists()
+
+
+def test_a_run_stops_at_its_return(tmp_path):
+    (run,) = make_grid("cartpole", ["task1"], [0], tmp_path, stop_return=5.0, **SMALL)
+    assert train_run(run) is None
+    assert run.finished and read_json(Path(run.folder, "status.json"))["steps"] == 800
+
+
+def test_a_run_that_cannot_be_resumed_runs_all_the_same(tmp_path):
+    (run,) = make_grid("cartpole", ["dqn"], [0], tmp_path, **SMALL)
+    assert train_run(run) is None
+    assert run.finished and not checkpoints_in(Path(run.folder, "checkpoints"))
+
+
+def test_evaluations_are_of_whole_games_on_games_of_their_own(tmp_path):
+    for native in (False, True):
+        (run,) = make_grid("BreakoutNoFrameskip-v4", ["task1"], [3], tmp_path / str(native), **{**SMALL, "native": native})
+        manager = StudyManager(run)
+        model, _ = manager.setup_experiment()
+        (evaluation,) = [callback for callback in manager.callbacks if isinstance(callback, EvalCallback)]
+        assert not evaluation.deterministic and evaluation.eval_env.num_envs == 3
+        training, evaluating = model.env.unwrapped, evaluation.eval_env.unwrapped
+        if native:
+            assert isinstance(training, AleVecEnv) and isinstance(evaluating, AleVecEnv)
+            assert training.terminal_on_life_loss and not evaluating.terminal_on_life_loss
+        else:
+            assert is_wrapped(training.envs[0], EpisodicLifeEnv) and not is_wrapped(evaluating.envs[0], EpisodicLifeEnv)
+        assert not {*np.ravel(training._seeds)} & {*np.ravel(evaluating._seeds)}
+        model.env.close()
+        evaluation.eval_env.close()
+
+
+def test_life_loss_is_switched_off_in_every_form_of_a_preset():
+    name = f"{AtariWrapper.__module__}.{AtariWrapper.__name__}"
+    off = {"terminal_on_life_loss": False}
+    assert whole_games(name) == {name: off}
+    assert whole_games([name, "another.Wrapper"]) == [{name: off}, "another.Wrapper"]
+    assert whole_games([{name: {"noop_max": 5}}]) == [{name: {"noop_max": 5, **off}}]
+    assert whole_games(None) is None
+
+
+def test_environments_whose_state_cannot_be_seen_are_replayed(tmp_path):
+    assert has_visible_state("CartPole-v1") and not has_visible_state("LunarLander-v3")
+    (run,) = make_grid("LunarLander-v3", ["task1"], [0], tmp_path, **SMALL)
+    model, _ = (manager := StudyManager(run)).setup_experiment()
+    assert isinstance(model.env.envs[0], EpisodeReplay)
+    model.env.close()
+    assert manager.needs_replay
+
+
+def test_the_table_tells_how_far_each_is(tmp_path):
+    runs = make_grid("cartpole", ["task1"], [0, 1, 2], tmp_path)
+    status = {"steps": 1000, "total": 3000, "steps_per_second": 10.0, "finished": False}
+    status["last_evaluation"] = {"steps": 800, "mean_return": 12.345}
+    Path(runs[0].folder).mkdir(parents=True)
+    Path(runs[0].folder, "status.json").write_text(json.dumps(status))
+    table = status_table(runs, {runs[2].name: "broken"})
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert rows[0] == ("task1_seed-0", "unfinished", "1,000 of 3,000", "10", "0:03:20", "12.35 at 800")
+    assert [row[1] for row in rows[1:]] == ["waiting", "failed"]
+
+
+def test_the_command_line_says_what_is_wrong():
+    def study(*arguments):
+        return subprocess.run([sys.executable, "-m", "sb3_qac", "study", *arguments], capture_output=True, text=True)
+
+    result = study("Pogn-v4")
+    assert result.returncode == 1 and result.stderr.startswith("study: ") and "Traceback" not in result.stderr
+    result = study("pong", "--jobs", "0")
+    assert result.returncode == 1 and "`jobs`" in result.stderr
+    assert "--stop-return" in study("--help").stdout
