@@ -79,6 +79,16 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_study_parser(commands)
 
+    report = commands.add_parser(
+        "report",
+        help="write up a study: curves, a table, statistics over seeds",
+        description="Writes report.md, report.html and their images. Needs the extra: pip install 'sb3_qac[report]'",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    report.add_argument("folder", type=Path, help="folder of the study")
+    report.add_argument("--goal", type=float, default=18, help="mean return of an evaluation that counts as solved")
+    report.add_argument("--output", type=Path, help="folder for the report; default: that of the study")
+
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
     preset.add_argument("algo", choices=("qa2c", "a2c"), help="a2c: the stock A2C that QA2C is compared with")
     return parser
@@ -165,6 +175,22 @@ def run_study_command(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def run_report_command(folder: Path, goal: float, output: Path | None) -> None:
+    """
+    :param folder: Folder of the study
+    :param goal: Mean return that counts as solved
+    :param output: Folder for the report
+    """
+    try:
+        from sb3_qac.study.report import write_report
+
+        print(write_report(folder, goal, output))
+    except ValueError as error:
+        sys.exit(f"report: {error}")
+    except ImportError as error:
+        sys.exit(f"report: {error}. Install what it needs with: pip install 'sb3_qac[report]'")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """
     :param arguments: Command line, that of the process by default
@@ -175,6 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_zoo(args.zoo_command, args.arguments)
     elif args.command == "study":
         return run_study_command(args)
+    elif args.command == "report":
+        run_report_command(args.folder, args.goal, args.output)
     elif args.command == "doctor":
         return run_doctor(args.json)
     elif args.command == "benchmark":
