@@ -22,6 +22,8 @@ CURVES = {
     "train/policy_loss": "policy loss",
     "train/grad_norm": "gradient norm",
 }
+# Tasks 1 and 2 may lie upon each other, to the last bit
+STYLES = ("-", "--", ":", "-.")
 N_BOOTSTRAP = 10_000
 
 
@@ -136,16 +138,19 @@ def draw_evaluations(groups: dict[str, list[Record]], path: Path) -> None:
     :param path: Image to write, without its suffix; a PNG and an SVG come of it
     """
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import EngFormatter
 
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     for i, (group, records) in enumerate(groups.items()):
         for record in records:
-            axes.plot(record.timesteps / 1e6, record.means, color=f"C{i}", linewidth=0.7, alpha=0.6)
+            axes.plot(record.timesteps, record.means, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=0.7, alpha=0.6)
         steps, means, errors = pooled(records)
         if len(steps):
-            axes.plot(steps / 1e6, means, color=f"C{i}", linewidth=2, label=f"{group} ({len(records)} seeds)")
-            axes.fill_between(steps / 1e6, means - errors, means + errors, color=f"C{i}", alpha=0.25, linewidth=0)
-    axes.set_xlabel("environment steps [millions]")
+            label = f"{group} ({len(records)} seeds)"
+            axes.plot(steps, means, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=2, label=label)
+            axes.fill_between(steps, means - errors, means + errors, color=f"C{i}", alpha=0.25, linewidth=0)
+    axes.set_xlabel("environment steps")
+    axes.xaxis.set_major_formatter(EngFormatter())
     axes.set_ylabel("return of an evaluation episode")
     axes.set_title(next(iter(groups.values()))[0].settings["env_id"])
     axes.grid(alpha=0.3)
@@ -160,19 +165,22 @@ def draw_curves(groups: dict[str, list[Record]], path: Path) -> None:
     :param path: Image to write, without its suffix; a PNG and an SVG come of it
     """
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import EngFormatter
 
     figure, panels = plt.subplots(2, 3, figsize=(13, 7), sharex=True, layout="constrained")
     for panel, (tag, title) in zip(panels.flat, CURVES.items(), strict=True):
         for i, (group, records) in enumerate(groups.items()):
             for j, curve in enumerate(record.curves[tag] for record in records if tag in record.curves):
                 smooth = curve.rolling(max(len(curve) // 100, 1), min_periods=1).mean()
-                panel.plot(curve.index / 1e6, smooth, color=f"C{i}", linewidth=1, label=group if j == 0 else None)
+                label = group if j == 0 else None
+                panel.plot(curve.index, smooth, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=1, label=label)
         panel.set_title(title)
         panel.grid(alpha=0.3)
     if panels.flat[0].get_legend_handles_labels()[0]:
         panels.flat[0].legend()
     for panel in panels[1]:
-        panel.set_xlabel("environment steps [millions]")
+        panel.set_xlabel("environment steps")
+        panel.xaxis.set_major_formatter(EngFormatter())
     _save(figure, path)
 
 
