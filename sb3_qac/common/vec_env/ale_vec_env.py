@@ -15,8 +15,8 @@ from sb3_qac.common.state import StateError, put, take
 
 FIRE = 1
 # An environment is seeded anew at the end of the first game after so many steps; its actions since then make its state (see
-# ``put_state``). ale-py loads the game anew for a seed, which takes some 50 ms: fewer seeds cost less, but longer replays
-STEPS_PER_SEED = 10_000
+# ``put_state``). ale-py loads the game anew for a seed, which takes some 70 ms: fewer seeds cost less, but longer replays
+STEPS_PER_SEED = 20_000
 
 
 class AleVecEnv(VecEnv):
