@@ -212,7 +212,7 @@ def table(groups: dict[str, list[Record]], goal: float) -> Iterator[str]:
             last, best = (f"{record.means[i]:.2f} +/- {standard_error(record.returns[i]):.2f}" for i in (-1, top))
             best += f" at {record.timesteps[top]:,}"
             reached = record.timesteps[record.means >= goal]
-        to_goal = f"{reached[0]:,} | {reached[0] / speed / 3600:.2f}" if len(reached) else "not reached | -"
+        to_goal = f"{reached[0]:,} | {reached[0] / speed / 3600:.2g}" if len(reached) else "not reached | -"
         yield f"| {record.name} | {state} | {steps:,} | {last} | {best} | {to_goal} | {speed:,.0f} |"
 
 
