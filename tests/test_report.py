@@ -76,14 +76,14 @@ def test_the_table_has_last_best_and_the_way_to_the_goal(study):
         "-",
         "100",
     ]
-    # 18 at step 2,000, at 100 steps per second: 20 seconds are 0.01 hours
+    # 18 at step 2,000, at 100 steps per second: 20 seconds are 0.0056 hours
     assert by_name["task1_seed-0"] == [
         "finished",
         "3,000",
         "32.00 +/- 2.00",
         "32.00 +/- 2.00 at 3,000",
         "2,000",
-        "0.01",
+        "0.0056",
         "100",
     ]
     assert by_name["task1_seed-1"][:4] == ["unfinished", "3,000", "21.00 +/- 1.00", "24.00 +/- 4.00 at 2,000"]
