@@ -19,6 +19,13 @@ from sb3_qac.zoo import presets, register
 ZOO_COMMANDS = ("train", "enjoy", "record_video", "push_to_hub", "load_from_hub")
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults where there are some."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default else action.help
+
+
 def run_zoo(command: str, arguments: Sequence[str]) -> None:
     """
     Run a command of RL Zoo with QA2C registered, whether or not the start-up hook is there.
@@ -68,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     benchmark = commands.add_parser(
         "benchmark",
         help="measure the speed of training beside stock A2C",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     benchmark.add_argument("--env", default="PongNoFrameskip-v4", help="Atari environment")
     benchmark.add_argument("--n-envs", type=int, nargs="+", default=[16], help="numbers of environments")
@@ -83,7 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
         "report",
         help="write up a study: curves, a table, statistics over seeds",
         description="Writes report.md, report.html and their images. Needs the extra: pip install 'sb3_qac[report]'",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     report.add_argument("folder", type=Path, help="folder of the study")
     report.add_argument("--goal", type=float, default=18, help="mean return of an evaluation that counts as solved")
@@ -102,7 +109,7 @@ def add_study_parser(commands: Any) -> None:
         description="Trains each algorithm with each seed. Run it again after a kill or Ctrl-C: "
         "it goes on with what is unfinished, exactly, and repeats nothing.",
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     study.add_argument("env", help="environment, or pong, cartpole")
     study.add_argument(
