@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 
 from sb3_qac import __version__
+from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
 from sb3_qac.doctor import examine
 from sb3_qac.study.benchmark import run_benchmark, tables, write_report
@@ -147,7 +148,6 @@ def run_study_command(args: argparse.Namespace) -> int:
     :return: Exit code, 1 if a run failed
     """
     # RL Zoo is slow to import
-    from sb3_qac.study.runs import read_json
     from sb3_qac.study.study import make_grid, run_study
 
     try:

@@ -162,14 +162,15 @@ def _resume_exactly(exp_manager: ModuleType) -> None:
         create_log_folder(self)
 
     manager_class.create_log_folder = create_or_find_log_folder
-    _resume_wandb(str(exp_manager.EnvironmentName(_zoo_arguments().env)))
+    _resume_wandb(exp_manager)
 
 
-def _resume_wandb(env_name: str) -> None:
+def _resume_wandb(exp_manager: ModuleType) -> None:
     """RL Zoo starts its run of Weights & Biases before anything else; these variables make it go on with the one that was."""
     arguments = _zoo_arguments()
     if not arguments.track:
         return
+    env_name = exp_manager.EnvironmentName(arguments.env)
     run = unfinished_run(Path(arguments.log_folder, arguments.algo), env_name, sys.argv)
     run_id = None if run is None else wandb_run_id(run / "checkpoints")
     if run_id is not None:

@@ -32,6 +32,7 @@ from sb3_qac.common.checkpoints import (
     checkpoints_in,
     load_checkpoint,
     newest_checkpoint,
+    read_json,
     save_checkpoint,
     write_atomically,
 )
@@ -129,8 +130,7 @@ class ExactCheckpointCallback(BaseCallback):
         if self.folder is None:
             raise ValueError("`folder` is missing: ExactCheckpointCallback(folder='runs/my-run')")
         self._take_folder(self.folder)
-        evaluations = [callback for callback in self._callbacks() if isinstance(callback, EvalCallback)]
-        for evaluation in evaluations:
+        for evaluation in self._evaluations():
             self._isolate(evaluation)
         root = self.locals["callback"]
         if isinstance(root, CallbackList) and self._log_clock not in root.callbacks:
@@ -279,7 +279,7 @@ class ExactCheckpointCallback(BaseCallback):
         self.model._logger = logger
 
     def _log_to_wandb(self, folder: Path) -> None:
-        run = getattr(sys.modules.get("wandb"), "run", None)
+        run = active_wandb_run()
         output_formats = self.model.logger.output_formats
         if run is None or any(isinstance(output_format, WandbOutputFormat) for output_format in output_formats):
             return
@@ -303,18 +303,20 @@ class ExactCheckpointCallback(BaseCallback):
             if callback not in (self, self._log_clock) and not isinstance(callback, stateless)
         )
 
+    def _evaluations(self) -> list[EvalCallback]:
+        return [callback for callback in self._callbacks() if isinstance(callback, EvalCallback)]
+
     def _evaluation_envs(self) -> list[VecEnv]:
-        return [callback.eval_env for callback in self._callbacks() if isinstance(callback, EvalCallback)]
+        return [evaluation.eval_env for evaluation in self._evaluations()]
 
     def _evaluation_files(self) -> list[Path]:
         """:return: the files that evaluations write anew each time"""
         paths = []
-        for callback in self._callbacks():
-            if isinstance(callback, EvalCallback):
-                if callback.log_path is not None:
-                    paths.append(Path(callback.log_path).with_suffix(".npz"))
-                if callback.best_model_save_path is not None:
-                    paths.append(Path(callback.best_model_save_path, "best_model.zip"))
+        for evaluation in self._evaluations():
+            if evaluation.log_path is not None:
+                paths.append(Path(evaluation.log_path).with_suffix(".npz"))
+            if evaluation.best_model_save_path is not None:
+                paths.append(Path(evaluation.best_model_save_path, "best_model.zip"))
         return paths
 
     def _open_logs(self) -> list[IO[str]]:
@@ -359,7 +361,7 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _write_run_file(self, finished: bool) -> None:
         assert self.folder is not None
-        content = {"command": sys.argv, "finished": finished, "wandb": wandb_run()}
+        content = {"command": sys.argv, "finished": finished, "wandb": wandb_identity()}
         write_atomically(self.folder / "run.json", (json.dumps(content, indent=1) + "\n").encode())
 
     def _catch_signals(self) -> None:
@@ -581,15 +583,16 @@ def wandb_run_id(folder: str | os.PathLike) -> str | None:
     :param folder: Folder of checkpoints
     :return: id of the training's run of Weights & Biases; None if there is none yet
     """
-    try:
-        run = json.loads(Path(folder, "run.json").read_text())["wandb"]
-    except FileNotFoundError:
-        return None
+    run = read_json(Path(folder, "run.json")).get("wandb")
     return None if run is None else run["id"]
 
 
-def wandb_run() -> dict[str, str] | None:
+def active_wandb_run() -> Any:
+    """:return: the run of Weights & Biases that is active; None if there is none, or W&B is not even imported"""
+    return getattr(sys.modules.get("wandb"), "run", None)
+
+
+def wandb_identity() -> dict[str, str] | None:
     """:return: id, project and entity of the run of Weights & Biases that is active, if there is one"""
-    wandb = sys.modules.get("wandb")
-    run = getattr(wandb, "run", None)
+    run = active_wandb_run()
     return None if run is None else {"id": run.id, "project": run.project, "entity": run.entity}

@@ -58,9 +58,10 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     data = save(arrays, {"format": FORMAT, "version": str(VERSION), "state": tree})
     path = folder / f"step-{step:012d}.{_digest(data)}.safetensors"
     write_atomically(path, data)
-    before = [old for old in checkpoints_in(folder) if _step(old) < step]
-    # Those at or after this step are of a time that the run went back from
-    for old in set(checkpoints_in(folder)) - {path, *before[len(before) - keep + 1 :]}:
+    found = checkpoints_in(folder)
+    # Names are in the order of steps. Those at or after this step are of a time that the run went back from
+    before = [old for old in found if old.name < f"step-{step:012d}"]
+    for old in set(found) - {path, *before[len(before) - keep + 1 :]}:
         old.unlink(missing_ok=True)
     # Of writes that a kill cut short
     for torn in folder.glob(".step-*.tmp"):
@@ -91,6 +92,17 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """
+    :param path: JSON file
+    :return: its content; empty if there is no such file
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -167,10 +179,6 @@ def _read(path: Path) -> Checkpoint:
         return Checkpoint(path, _decode(json.loads(metadata["state"]), arrays))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not as sb3_qac writes them ({type(error).__name__}: {error}).") from None
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-").partition(".")[0])
 
 
 def _digest(data: bytes) -> str:

@@ -40,7 +40,6 @@ CONSTANTS = (
     np.dtype,
     gym.envs.registration.EnvSpec,
 )
-BIT_GENERATORS = {"PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"}
 
 
 class StateError(ValueError):

@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 import sb3_qac
 from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
-from sb3_qac.common.checkpoints import write_atomically
+from sb3_qac.common.checkpoints import read_json, write_atomically
 from sb3_qac.common.env_util import to_ale_vec_env
 from sb3_qac.common.state import StateError, get_state
 from sb3_qac.common.torch_layers import LeanNatureCNN
@@ -87,17 +87,6 @@ class Run:
     def finished(self) -> bool:
         """Whether it has come to its end."""
         return bool(read_json(Path(self.folder, "status.json")).get("finished"))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """
-    :param path: JSON file
-    :return: its content; empty if there is no such file
-    """
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
 
 
 class StopOnReturn(BaseCallback):

@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
+from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
-from sb3_qac.study.runs import Run, config_of, read_json, train_run
+from sb3_qac.study.runs import Run, config_of, train_run
 from sb3_qac.zoo import register
 
 # The names of the document's tasks, and what they are in RL Zoo
