@@ -156,6 +156,49 @@ class StatusCallback(BaseCallback):
         return {"steps": self.evaluation.evaluations_timesteps[-1], "mean_return": float(np.mean(results))}
 
 
+class SnapshotCallback(BaseCallback):
+    """
+    Keeps the model as it is at the start and at every tenth of the training, without what only training needs.
+
+    :param folder: Folder for SB3's zip files, such as "0003000000.zip"
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def _on_training_start(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        if self.model.num_timesteps == 0:
+            self.save()
+
+    def _on_step(self) -> bool:
+        every = max(self.model._total_timesteps // 10, 1)
+        steps = self.model.num_timesteps
+        if steps // every > (steps - self.training_env.num_envs) // every:
+            self.save()
+        return True
+
+    def save(self) -> None:
+        """Write the model as it is."""
+        save_for_playing(self.model, self.folder / f"{self.model.num_timesteps:010}.zip")
+
+
+def save_for_playing(model: BaseAlgorithm, path: Path) -> None:
+    """
+    Save a model for SB3's ``load`` without the state of its optimizer and without its last observations, at half the size.
+
+    :param model: Model with a single optimizer, that of its policy
+    :param path: File to write
+    """
+    optimizer = model.policy.optimizer
+    state, optimizer.state = optimizer.state, type(optimizer.state)(dict)
+    try:
+        model.save(path, exclude=["_last_obs", "_last_original_obs", "ep_info_buffer", "ep_success_buffer"])
+    finally:
+        optimizer.state = state
+
+
 class StudyManager(ExperimentManager):
     """
     RL Zoo's manager for one run of a study: its folder, its evaluation, exact checkpoints.
@@ -223,6 +266,7 @@ class StudyManager(ExperimentManager):
             evaluation.callback.parent = evaluation
         if self.is_resumable:
             self.callbacks.insert(0, ExactCheckpointCallback(Path(self.run.folder, "checkpoints"), verbose=0))
+            self.callbacks.append(SnapshotCallback(Path(self.run.folder, "snapshots")))
         self.callbacks.append(StatusCallback(Path(self.run.folder, "status.json"), evaluation))
 
 
