@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import joblib
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor, ResultsWriter
@@ -44,7 +45,7 @@ class AleVecEnv(VecEnv):
     :param fire_reset: Whether FIRE is pressed at the start of a game and, with ``terminal_on_life_loss``, of a life, where
         the game has that action. At the start of a life it takes the place of the action given.
     :param action_repeat_probability: Probability that a frame repeats the last action (sticky actions)
-    :param num_threads: Number of C++ threads, 0 for one per core
+    :param num_threads: Number of C++ threads, 0 for one per core that this process may use
     :param render_mode: "rgb_array" for ``render`` and videos: they show what the agent sees; or None
     :raises ValueError: if the environment is no Atari game, or skips frames itself
     """
@@ -77,7 +78,8 @@ class AleVecEnv(VecEnv):
         self._envs = AtariVectorEnv(
             game["game"],
             n_envs,
-            num_threads=num_threads,
+            # ale-py would count all cores of the machine, where a container or `taskset` grants fewer
+            num_threads=num_threads or joblib.cpu_count(),
             max_num_frames_per_episode=game["max_num_frames_per_episode"],
             repeat_action_probability=max(game["repeat_action_probability"], action_repeat_probability),
             full_action_space=game["full_action_space"],
