@@ -97,6 +97,21 @@ def make_parser() -> argparse.ArgumentParser:
     report.add_argument("--goal", type=float, default=18, help="mean return of an evaluation that counts as solved")
     report.add_argument("--output", type=Path, help="folder for the report; default: that of the study")
 
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="measure estimators of the policy gradient, and the critic, on runs of a study",
+        description="For runs of QA2C, at several points of the training: the gradient of each estimator on the same "
+        "rollouts (variance, cosine to the all-action gradient, cost), and what the critic knows of the actions. "
+        "Written to diagnosis.json in the folder of each run, for the report.",
+        epilog="Example: python -m sb3_qac diagnose results/pong/task1_seed-0 results/pong/task1_seed-100",
+        formatter_class=HelpFormatter,
+    )
+    diagnose.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a run, with its snapshots")
+    diagnose.add_argument("--rollouts", type=int, default=200, help="rollouts at each point")
+    diagnose.add_argument("--points", type=int, default=3, help="how many points, from the start to the end of the training")
+    diagnose.add_argument("--threads", type=int, default=1, help="PyTorch threads")
+    diagnose.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
     preset.add_argument("algo", choices=("qa2c", "a2c"), help="a2c: the stock A2C that QA2C is compared with")
     return parser
@@ -198,6 +213,25 @@ def run_report_command(folder: Path, goal: float, output: Path | None) -> None:
         sys.exit(f"report: {error}. Install what it needs with: pip install 'sb3_qac[report]'")
 
 
+def run_diagnose_command(args: argparse.Namespace) -> None:
+    """:param args: Command line"""
+    # RL Zoo is slow to import
+    from sb3_qac.study.diagnose import diagnose_run
+    from sb3_qac.study.diagnose import tables as diagnosis_tables
+
+    results = {}
+    try:
+        for folder in args.folders:
+            results[folder.name] = diagnose_run(folder, args.rollouts, args.points, args.threads)
+    except ValueError as error:
+        sys.exit(f"diagnose: {error}")
+    if args.json:
+        print(json.dumps(results, indent=1))
+        return
+    for name, result in results.items():
+        print("\n".join([f"## {name}", "", *diagnosis_tables(result), ""]))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """
     :param arguments: Command line, that of the process by default
@@ -210,6 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_study_command(args)
     elif args.command == "report":
         run_report_command(args.folder, args.goal, args.output)
+    elif args.command == "diagnose":
+        run_diagnose_command(args)
     elif args.command == "doctor":
         return run_doctor(args.json)
     elif args.command == "benchmark":

@@ -1,0 +1,415 @@
+"""
+What estimates of the policy gradient are worth, measured on one model and the same rollouts: how much they scatter, where
+they point, what they cost. And what the critic knows that all of them but one rest on.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from rich.console import Console
+from rich.progress import track
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from stable_baselines3.common.utils import explained_variance, set_random_seed
+
+from sb3_qac.common.checkpoints import read_json, write_atomically
+from sb3_qac.common.checks import check_number
+from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, state_values
+from sb3_qac.qa2c import QA2C
+from sb3_qac.study.runs import Run, StudyManager
+from sb3_qac.zoo import register
+
+RESULT = "diagnosis.json"
+# Of rollouts, for standard errors
+N_BLOCKS = 10
+
+
+class Batch(NamedTuple):
+    """
+    What a loss of the actor is made of. The names are those of ``QA2C.train``.
+
+    :param q_values: ``Q(s, a)``, shape (batch_size, n_actions)
+    :param log_probs: ``log pi(a|s)``, shape (batch_size, n_actions)
+    :param values: ``V~(s)``, shape (batch_size, 1)
+    :param q_taken: ``Q(s_t, a_t)``, shape (batch_size, 1)
+    :param log_prob_taken: ``log pi(a_t|s_t)``, shape (batch_size, 1)
+    :param returns: n-step returns, shape (batch_size, 1)
+    """
+
+    q_values: th.Tensor
+    log_probs: th.Tensor
+    values: th.Tensor
+    q_taken: th.Tensor
+    log_prob_taken: th.Tensor
+    returns: th.Tensor
+
+
+# The first is the one that the others are compared with
+ALL_ACTION = "all-action"
+ESTIMATORS: dict[str, Callable[[Batch], th.Tensor]] = {
+    ALL_ACTION: lambda b: all_action_policy_loss(b.log_probs, b.q_values),
+    "all-action, baseline": lambda b: all_action_policy_loss(b.log_probs, b.q_values - b.values),
+    "all-action, beta=1": lambda b: (
+        all_action_policy_loss(b.log_probs, b.q_values) + sampled_policy_loss(b.log_prob_taken, b.returns - b.q_taken)
+    ),
+    "sampled": lambda b: sampled_policy_loss(b.log_prob_taken, b.q_taken),
+    "sampled, baseline": lambda b: sampled_policy_loss(b.log_prob_taken, b.q_taken - b.values),
+    "sampled, return (REINFORCE's weight)": lambda b: sampled_policy_loss(b.log_prob_taken, b.returns),
+    "sampled, return - V~ (A2C's weight)": lambda b: sampled_policy_loss(b.log_prob_taken, b.returns - b.values),
+}
+
+
+class GradientMoments:
+    """
+    Moments of the gradients of several estimators over rollouts, without keeping the gradients themselves.
+
+    :param names: Estimators, the first of which is the reference
+    :param n_rollouts: Number of rollouts that will be added. They are cut into blocks for the errors of what is estimated.
+    """
+
+    def __init__(self, names: Sequence[str], n_rollouts: int) -> None:
+        self.names, self.n_rollouts = names, n_rollouts
+        self.n_blocks = min(N_BLOCKS, n_rollouts)
+        self.n_added = 0
+        self.counts = np.zeros(self.n_blocks)
+        # By estimator and block: the sum of the gradients, and of what is made of a single rollout
+        self.sums: dict[str, list[th.Tensor | float]] = {name: [0.0] * self.n_blocks for name in names}
+        self.squares = {name: np.zeros(self.n_blocks) for name in names}
+        self.products = {name: np.zeros(self.n_blocks) for name in names}
+        self.differences = {name: np.zeros(self.n_blocks) for name in names}
+
+    def add(self, gradients: dict[str, th.Tensor]) -> None:
+        """
+        :param gradients: The gradient of each estimator on the same rollout, shape (n_parameters,) each
+        """
+        block = self.n_added * self.n_blocks // self.n_rollouts
+        self.n_added += 1
+        self.counts[block] += 1
+        reference = gradients[self.names[0]]
+        for name, gradient in gradients.items():
+            self.sums[name][block] += gradient
+            self.squares[name][block] += float(gradient @ gradient)
+            self.products[name][block] += float(gradient @ reference)
+            self.differences[name][block] += float((gradient - reference).norm() / reference.norm().clamp(min=1e-30))
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """
+        :return: by estimator:
+
+            * ``gradient_square``: squared norm of the expected gradient, without bias (it can come out negative)
+            * ``variance``: trace of the covariance of a rollout's gradient
+            * ``noise_to_signal``: the latter over the former
+            * ``cosine``: of the expected gradient to that of the reference
+            * ``difference``: norm of the difference to the reference's gradient on the same rollout, relative to the
+              latter's norm, mean over rollouts
+
+            and with "_error" after its name the standard error of each, by leaving out blocks of rollouts in turn; nan
+            where noise leaves nothing to be told
+        """
+        sums = {name: th.stack([th.as_tensor(block) for block in blocks]) for name, blocks in self.sums.items()}
+        # Products of the sums of any two blocks, shape (n_blocks, n_blocks)
+        with_itself, with_reference = (
+            {name: (blocks @ other(name).T).double().numpy(force=True) for name, blocks in sums.items()}
+            for other in (sums.__getitem__, lambda _: sums[self.names[0]])
+        )
+        summary = {}
+        for name in self.names:
+            figures = self._figures(name, with_itself, with_reference, np.ones(self.n_blocks))
+            without = [self._figures(name, with_itself, with_reference, kept) for kept in 1 - np.eye(self.n_blocks)]
+            errors = {
+                f"{figure}_error": float(np.sqrt((self.n_blocks - 1) * np.var([other[figure] for other in without])))
+                for figure in figures
+            }
+            summary[name] = {**figures, **errors}
+        return summary
+
+    def _figures(
+        self, name: str, with_itself: dict[str, np.ndarray], with_reference: dict[str, np.ndarray], kept: np.ndarray
+    ) -> dict[str, float]:
+        n, reference = self.counts @ kept, self.names[0]
+
+        def expected(of_sums: np.ndarray, of_rollouts: np.ndarray) -> float:
+            # Only pairs of different rollouts: the noise of one does not add to its own square
+            return float((kept @ of_sums @ kept - of_rollouts @ kept) / (n * (n - 1)))
+
+        square = expected(with_itself[name], self.squares[name])
+        product = expected(with_reference[name], self.products[name])
+        reference_square = expected(with_itself[reference], self.squares[reference])
+        variance = float(self.squares[name] @ kept / n) - square
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return {
+                "gradient_square": square,
+                "variance": variance,
+                "noise_to_signal": float(np.float64(variance) / square),
+                "cosine": float(product / np.sqrt(square * reference_square)) if min(square, reference_square) > 0 else np.nan,
+                "difference": float(self.differences[name] @ kept / n),
+            }
+
+
+def gradient_of(model: QA2C, loss: th.Tensor) -> th.Tensor:
+    """
+    :param model: Model
+    :param loss: Loss of its policy
+    :return: gradient with respect to all parameters, shape (n_parameters,)
+    """
+    gradients = th.autograd.grad(loss, list(model.policy.parameters()), allow_unused=True, materialize_grads=True)
+    return th.cat([gradient.flatten() for gradient in gradients])
+
+
+def discounted_returns(rewards: np.ndarray, episode_starts: np.ndarray, last_values: np.ndarray, gamma: float) -> np.ndarray:
+    """
+    :param rewards: Shape (n_steps, n_envs)
+    :param episode_starts: Whether a step is the first of its episode; one row more than ``rewards``, for what follows
+    :param last_values: Values of the states after the last step, shape (n_envs,)
+    :param gamma: Discount factor
+    :return: discounted sum of the rewards to the end of the episode, shape (n_steps, n_envs)
+    """
+    returns = np.zeros_like(rewards)
+    following = last_values
+    for t in reversed(range(len(rewards))):
+        following = rewards[t] + gamma * (1 - episode_starts[t + 1]) * following
+        returns[t] = following
+    return returns
+
+
+def judge_critic(q_values: np.ndarray, probs: np.ndarray, actions: np.ndarray, returns: np.ndarray) -> dict[str, float]:
+    """
+    Compare a critic with what came of the actions that were taken.
+
+    Its advantages have a slope, ``E[f (G - V~)] / E[f A]`` with ``f = A(s, a)``: 1 where the critic is right about what an
+    action is worth beside the others, 0 where its advantages say nothing. For improbable actions, those with less than half
+    of the uniform probability, ``f`` is A(s, a) for them and 0 for the others, less its mean under the policy, so that an
+    error of V~ does not matter.
+
+    :param q_values: ``Q(s, a)``, shape (n_steps, n_envs, n_actions)
+    :param probs: ``pi(a|s)``, shape (n_steps, n_envs, n_actions)
+    :param actions: Actions taken, shape (n_steps, n_envs)
+    :param returns: Discounted returns ``G``, shape (n_steps, n_envs)
+    :return: the critic's figures, with standard errors over environments
+    """
+    values = (probs * q_values).sum(axis=2)
+    advantages, surprises = q_values - values[..., None], returns - values
+    improbable = probs < 0.5 / q_values.shape[2]
+    result = {
+        "entropy": float(-(probs * np.log(np.clip(probs, 1e-30, 1))).sum(axis=2).mean()),
+        "explained_variance": float(explained_variance(_at(q_values, actions).ravel(), returns.ravel())),
+        "advantage_size": float(np.sqrt((probs * np.square(advantages)).sum(axis=2).mean())),
+        "return_scatter": float(np.std(surprises)),
+        "improbable_actions": float((probs * improbable).sum(axis=2).mean()),
+    }
+    for name, mask in {"slope": True, "slope_improbable": improbable}.items():
+        weights = advantages * mask
+        weights = weights - (probs * weights).sum(axis=2, keepdims=True)
+        found = (_at(weights, actions) * surprises).sum(axis=0)
+        claimed = (probs * weights * advantages).sum(axis=(0, 2))
+        result[name], result[f"{name}_error"] = _ratio(found, claimed)
+    return result
+
+
+def _at(x: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """
+    :param x: Shape (n_steps, n_envs, n_actions)
+    :param actions: Shape (n_steps, n_envs)
+    :return: ``x`` at the actions, shape (n_steps, n_envs)
+    """
+    return np.take_along_axis(x, actions[..., None], axis=2)[..., 0]
+
+
+def _ratio(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """
+    :param x: Shape (n_envs,)
+    :param y: Shape (n_envs,)
+    :return: ratio of their sums, and its standard error, by leaving out each environment in turn
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        without = (x.sum() - x) / (y.sum() - y)
+        return float(x.sum() / y.sum()), float(np.sqrt((len(x) - 1) * np.var(without)))
+
+
+def diagnose_model(model: QA2C, n_rollouts: int) -> dict[str, Any]:
+    """
+    Collect rollouts with a model as it is and judge the estimators and the critic on them. It does not learn.
+
+    :param model: Model with its environment
+    :param n_rollouts: Number of rollouts, at least 2
+    :return: ``estimators`` (see ``GradientMoments.summary``, and milliseconds for a gradient) and ``critic`` (see
+        ``judge_critic``)
+    """
+    check_number("n_rollouts", n_rollouts, minimum=2)
+    env, steps = model.env, model.num_timesteps
+    assert env is not None
+    _, callback = model._setup_learn(n_rollouts * model.n_steps * model.n_envs, callback=NoCallback())
+    moments = GradientMoments(list(ESTIMATORS), n_rollouts)
+    seconds = dict.fromkeys(ESTIMATORS, 0.0)
+    kept: dict[str, list[np.ndarray]] = {name: [] for name in ("rewards", "starts", "actions", "q_values", "probs")}
+    buffer = model.rollout_buffer
+    for _ in range(n_rollouts):
+        model.collect_rollouts(env, callback, buffer, model.n_steps)
+        rewards, starts = buffer.rewards.copy(), buffer.episode_starts.copy()
+        # ``get`` puts the steps of an environment one after the other; what it gives is shuffled
+        next(buffer.get(batch_size=None))
+        data = buffer._get_samples(np.arange(model.n_steps * model.n_envs))
+        with th.no_grad():
+            batch = _batch(model, data)
+        probs, actions = batch.log_probs.exp(), data.actions.long()
+        kept["rewards"].append(rewards)
+        kept["starts"].append(starts)
+        for name, values in {"q_values": batch.q_values, "probs": probs, "actions": actions}.items():
+            kept[name].append(values.numpy(force=True).reshape(model.n_envs, model.n_steps, -1).swapaxes(0, 1))
+        gradients = {}
+        for name, estimator in ESTIMATORS.items():
+            start = time.perf_counter()
+            gradients[name] = gradient_of(model, estimator(_batch(model, data)))
+            seconds[name] += time.perf_counter() - start
+        moments.add(gradients)
+
+    history = {name: np.concatenate(values) for name, values in kept.items()}
+    history["actions"] = history["actions"][..., 0]
+    assert model._last_obs is not None
+    with th.no_grad():
+        last_obs, _ = model.policy.obs_to_tensor(model._last_obs)
+        last_values = model.policy.predict_values(last_obs).cpu().numpy().ravel()
+    starts = np.concatenate([history["starts"], np.asarray(model._last_episode_starts, dtype=np.float32)[None]])
+    returns = discounted_returns(history["rewards"], starts, last_values, model.gamma)
+    # Those at the end would rest on the critic that they are to judge
+    judged = slice(0, max(len(returns) * 9 // 10, 1))
+    critic = judge_critic(*(x[judged] for x in (history["q_values"], history["probs"], history["actions"], returns)))
+    estimators = moments.summary()
+    for name, figures in estimators.items():
+        figures["milliseconds"] = 1000 * seconds[name] / n_rollouts
+    return {
+        "steps": steps,
+        "n_rollouts": n_rollouts,
+        "estimators": {name: _without_nan(figures) for name, figures in estimators.items()},
+        "critic": _without_nan(critic),
+    }
+
+
+def _batch(model: QA2C, data: RolloutBufferSamples) -> Batch:
+    q_values, log_probs = model.policy.evaluate_all_actions(data.observations)
+    actions = data.actions.long()
+    values = state_values(log_probs.exp(), q_values).detach()
+    returns = data.returns.unsqueeze(1)
+    return Batch(q_values, log_probs, values, q_values.gather(1, actions), log_probs.gather(1, actions), returns)
+
+
+def _without_nan(figures: dict[str, float]) -> dict[str, float | None]:
+    # JSON knows no nan
+    return {name: figure if np.isfinite(figure) else None for name, figure in figures.items()}
+
+
+class NoCallback(BaseCallback):
+    """Does nothing: ``learn`` would make a progress bar and count the steps of the model on."""
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threads: int = 1) -> list[dict[str, Any]]:
+    """
+    Diagnose a run of a study at several points of its training, from its snapshots. The result is written into its folder.
+
+    :param folder: Folder of a run of QA2C
+    :param n_rollouts: Rollouts at each point
+    :param n_points: Number of points, from the start to the end of the training
+    :param n_threads: Threads for PyTorch
+    :return: what ``diagnose_model`` gives, at each point
+    :raises ValueError: if there is no run of QA2C with snapshots in the folder, or its environment is normalised
+    """
+    check_number("n_points", n_points, minimum=1)
+    check_number("n_threads", n_threads, minimum=1)
+    run = load_settings(folder)
+    snapshots = points_of(sorted((folder / "snapshots").glob("*.zip")), n_points)
+    if not snapshots:
+        raise ValueError(f"There are no snapshots in {folder}. `python -m sb3_qac study` keeps them.")
+    register()
+    th.set_num_threads(n_threads)
+    set_random_seed(run.seed)
+    results = []
+    with tempfile.TemporaryDirectory() as scratch:
+        manager = StudyManager(dataclasses.replace(run, folder=scratch, n_eval_episodes=1))
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                model, _ = manager.setup_experiment()  # type: ignore[misc]
+            env = model.env
+            assert env is not None
+            if model.get_vec_normalize_env() is not None:
+                raise ValueError(f"The environments of {folder} are normalised, and snapshots do not hold by how much.")
+            for path in track(snapshots, description=run.name, console=Console(stderr=True)):
+                env.seed(run.seed)
+                results.append(diagnose_model(QA2C.load(path, env=env), n_rollouts))
+        finally:
+            for env in manager.envs:
+                env.close()
+    write_atomically(folder / RESULT, json.dumps(results, indent=1).encode())
+    return results
+
+
+def load_settings(folder: Path) -> Run:
+    """
+    :param folder: Folder of a run
+    :return: its settings
+    :raises ValueError: if there is none, or it is not of QA2C
+    """
+    settings = read_json(folder / "run.json")
+    if not settings:
+        raise ValueError(f"There is no run of a study in {folder}.")
+    if settings["algo"] != "qa2c":
+        raise ValueError(f"{folder} is a run of {settings['algo']}, which has no critic Q(s, a). Only qa2c can be diagnosed.")
+    return Run(**{field.name: settings[field.name] for field in dataclasses.fields(Run)})
+
+
+def points_of(snapshots: Sequence[Path], n_points: int) -> list[Path]:
+    """
+    :param snapshots: Snapshots in their order
+    :param n_points: How many to choose
+    :return: so many of them, from the first to the last, or all if there are fewer
+    """
+    chosen = (
+        np.linspace(0, len(snapshots) - 1, n_points).round().astype(int)
+        if len(snapshots) > n_points
+        else range(len(snapshots))
+    )
+    return [snapshots[i] for i in chosen]
+
+
+def tables(results: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """
+    :param results: What ``diagnose_run`` gives
+    :return: lines of Markdown
+    """
+    yield "| steps | estimator | expected gradient, squared | variance | noise / signal | cosine | difference | ms |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for result in results:
+        for name, x in result["estimators"].items():
+            yield (
+                f"| {result['steps']:,} | {name} | {_text(x, 'gradient_square', '.2g')} | {_text(x, 'variance', '.2g')} "
+                f"| {_text(x, 'noise_to_signal', '.2g')} | {_text(x, 'cosine', '.3f')} | {x['difference']:.1e} "
+                f"| {x['milliseconds']:.1f} |"
+            )
+    yield ""
+    yield "| steps | entropy | explained variance | size of A | scatter of G - V~ | slope of A | of improbable actions |"
+    yield "|---|---|---|---|---|---|---|"
+    for result in results:
+        x = result["critic"]
+        yield (
+            f"| {result['steps']:,} | {_text(x, 'entropy', '.2f')} | {_text(x, 'explained_variance', '.2f')} "
+            f"| {_text(x, 'advantage_size', '.2g')} | {_text(x, 'return_scatter', '.2g')} | {_text(x, 'slope', '.2f')} "
+            f"| {_text(x, 'slope_improbable', '.2f')} |"
+        )
+
+
+def _text(figures: dict[str, float | None], name: str, form: str) -> str:
+    figure, error = figures[name], figures.get(f"{name}_error")
+    if figure is None:
+        return "-"
+    return f"{figure:{form}}" if error is None else f"{figure:{form}} +/- {error:{form}}"
