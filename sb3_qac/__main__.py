@@ -127,9 +127,13 @@ def add_study_parser(commands: Any) -> None:
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
         formatter_class=HelpFormatter,
     )
-    study.add_argument("env", help="environment, or pong, cartpole")
+    study.add_argument("env", help="environment, or one of pong, cartpole, classic, minatar")
     study.add_argument(
-        "--algos", nargs="+", default=["a2c", "task1", "task2"], metavar="ALGO", help="task1, task2, or names of RL Zoo"
+        "--algos",
+        nargs="+",
+        default=["a2c", "task1", "task2"],
+        metavar="ALGO",
+        help="task1, task2, beta1 (task 1 with beta=1), or names of RL Zoo",
     )
     study.add_argument("--seeds", type=int, nargs="+", default=[0, 100], metavar="SEED", help="seeds of each")
     study.add_argument("--steps", type=int, default=0, help="environment steps of each; 0 for those of the preset")
@@ -191,9 +195,9 @@ def run_study_command(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         sys.exit("study: interrupted; the same command goes on.")
     if args.json:
-        print(json.dumps({run.name: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
-    for name, reason in failed.items():
-        print(f"{name} failed: {reason} (see error.txt in its folder)", file=sys.stderr)
+        print(json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
+    for folder, reason in failed.items():
+        print(f"{folder} failed: {reason} (see error.txt in that folder)", file=sys.stderr)
     return 1 if failed else 0
 
 

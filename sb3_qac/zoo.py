@@ -21,7 +21,8 @@ from filelock import FileLock, Timeout
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
-from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.env_util import register_minatar_envs
+from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN
 from sb3_qac.qa2c import QA2C
 
 if TYPE_CHECKING:
@@ -190,8 +191,9 @@ def _zoo_arguments() -> argparse.Namespace:
 
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     if not hasattr(exp_manager.ExperimentManager.__init__, "__wrapped__"):
-        # A name for `policy_kwargs`, which RL Zoo evaluates there
-        exp_manager.LeanNatureCNN = LeanNatureCNN  # type: ignore[attr-defined]
+        # Names for `policy_kwargs`, which RL Zoo evaluates there
+        vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN)
+        register_minatar_envs()
         _register_presets(exp_manager)
         _resume_exactly(exp_manager)
 

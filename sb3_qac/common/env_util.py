@@ -1,3 +1,4 @@
+import importlib.util
 import os
 from typing import Any
 
@@ -15,6 +16,22 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
+
+MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+
+
+def register_minatar_envs() -> None:
+    """
+    Make MinAtar's games known to gymnasium, by the names and settings that its own ``minatar.gym.register_envs`` has for
+    them ("MinAtar/Breakout-v1" and its like, with the actions that do something in the game), without the second that
+    importing it takes. Without the package it does nothing.
+    """
+    if importlib.util.find_spec("minatar") is None:
+        return
+    for game in MINATAR_GAMES:
+        env_id = f"MinAtar/{game.title().replace('_', '')}-v1"
+        if env_id not in gym.registry:
+            gym.register(env_id, entry_point="minatar.gym:BaseEnv", kwargs=dict(game=game, use_minimal_action_set=True))
 
 
 def make_ale_vec_env(

@@ -2,7 +2,7 @@ from typing import Literal
 
 import gymnasium as gym
 import torch as th
-from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
 from torch import nn
 from torch.nn import functional as F
 
@@ -71,3 +71,27 @@ class LeanNatureCNN(NatureCNN):
         if not th.is_grad_enabled():
             self._weights[pixels] = versions, weights
         return weights
+
+
+class MinAtarCNN(BaseFeaturesExtractor):
+    """
+    The network of the MinAtar paper, for its 10 x 10 grids: 16 3x3 convolutions, then a linear layer, both with ReLU.
+
+    Paper: MinAtar, Young and Tian 2019, https://arxiv.org/abs/1903.03176
+
+    :param observation_space: Observation space, grids with channels last, shape (height, width, channels), at least 3 x 3
+    :param features_dim: Number of features
+    """
+
+    def __init__(self, observation_space: gym.spaces.Box, features_dim: int = 128) -> None:
+        super().__init__(observation_space, features_dim)
+        height, width, n_channels = observation_space.shape
+        self.cnn = nn.Sequential(nn.Conv2d(n_channels, 16, kernel_size=3), nn.ReLU(), nn.Flatten())
+        self.linear = nn.Sequential(nn.Linear(16 * (height - 2) * (width - 2), features_dim), nn.ReLU())
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        """
+        :param observations: Grids, shape (batch_size, height, width, channels)
+        :return: Features, shape (batch_size, features_dim)
+        """
+        return self.linear(self.cnn(observations.permute(0, 3, 1, 2)))

@@ -409,7 +409,9 @@ def tables(results: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _text(figures: dict[str, float | None], name: str, form: str) -> str:
-    figure, error = figures[name], figures.get(f"{name}_error")
-    if figure is None:
-        return "-"
-    return f"{figure:{form}}" if error is None else f"{figure:{form}} +/- {error:{form}}"
+    figure = figures[name]
+    if f"{name}_error" not in figures:
+        return "-" if figure is None else f"{figure:{form}}"
+    error = figures[f"{name}_error"]
+    # Without an error a figure is noise
+    return "-" if figure is None or error is None else f"{figure:{form}} +/- {error:{form}}"

@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import stable_baselines3
 import torch as th
+import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import ALGOS, get_wrapper_class
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -400,6 +401,8 @@ def config_of(algo: str, env_id: str) -> str | None:
     """
     if algo == "qa2c":
         return str(presets("qa2c"))
-    if algo == "a2c" and ExperimentManager.is_atari(env_id):
-        return str(presets("a2c"))
+    if algo == "a2c":
+        known = yaml.safe_load(presets("a2c").read_text())
+        if env_id in known or ExperimentManager.is_atari(env_id):
+            return str(presets("a2c"))
     return None

@@ -1,5 +1,7 @@
 """A study: a grid of trainings, run until each is finished, however often it has to be started."""
 
+import importlib.util
+import itertools
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,33 +19,39 @@ from sb3_qac.common.checks import check_number
 from sb3_qac.study.runs import Run, config_of, train_run
 from sb3_qac.zoo import register
 
-# The names of the document's tasks, and what they are in RL Zoo
+# What the document calls its tasks, and the correction that makes task 1 unbiased, in terms of RL Zoo
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "task1": ("qa2c", {"baseline": False}),
-    "task2": ("qa2c", {"baseline": True}),
+    "task1": ("qa2c", {"baseline": False, "beta": 0.0}),
+    "task2": ("qa2c", {"baseline": True, "beta": 0.0}),
+    "beta1": ("qa2c", {"baseline": False, "beta": 1.0}),
 }
-ENV_IDS = {"pong": "PongNoFrameskip-v4", "cartpole": "CartPole-v1"}
+ENVS = {
+    "pong": ("PongNoFrameskip-v4",),
+    "cartpole": ("CartPole-v1",),
+    "classic": ("CartPole-v1", "Acrobot-v1"),
+    "minatar": tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
+}
+# With more runs than this, the table shows only those that are under way
+MAX_ROWS = 20
 
 
 def make_grid(
-    env_id: str, groups: Sequence[str], seeds: Sequence[int], folder: Path, config: str | None = None, **settings: Any
+    env: str, groups: Sequence[str], seeds: Sequence[int], folder: Path, config: str | None = None, **settings: Any
 ) -> list[Run]:
     """
-    :param env_id: Environment, or a short name of one
+    :param env: Environment, or a short name of one or several
     :param groups: Names of algorithms in RL Zoo, and of tasks
     :param seeds: Seeds of each
-    :param folder: Folder of the study
+    :param folder: Folder of the study. With several environments, each has a folder in it.
     :param config: YAML file with hyperparameters for all; None for each algorithm's own
     :param settings: Further settings of ``Run``
-    :return: one run for each group and seed
+    :return: one run for each environment, group and seed
     :raises ValueError: if there is no such environment or algorithm
     """
     register()
-    env_id = ENV_IDS.get(env_id, env_id)
-    try:
-        gym.spec(env_id)
-    except gym.error.Error as error:
-        raise ValueError(f"{error} Short names are {', '.join(ENV_IDS)}.") from None
+    env_ids = ENVS.get(env, (env,))
+    for env_id in env_ids:
+        _check_env(env_id)
     unknown = [group for group in groups if group not in TASKS and group not in ALGOS]
     if unknown:
         raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *ALGOS])}.")
@@ -53,13 +61,22 @@ def make_grid(
         check_number(name, settings.get(name, 1), minimum=1)
     check_number("n_timesteps", settings.get("n_timesteps", 0))
     runs = []
-    for group in groups:
+    for env_id, group, seed in itertools.product(env_ids, groups, seeds):
         algo, hyperparams = TASKS.get(group, (group, {}))
-        for seed in seeds:
-            name = f"{group}_seed-{seed}"
-            own_config = config or config_of(algo, env_id)
-            runs.append(Run(name, group, algo, env_id, seed, str(folder / name), hyperparams, own_config, **settings))
+        name = f"{group}_seed-{seed}"
+        run_folder = folder / name if len(env_ids) == 1 else folder / env_id.replace("/", "-") / name
+        own_config = config or config_of(algo, env_id)
+        runs.append(Run(name, group, algo, env_id, seed, str(run_folder), hyperparams, own_config, **settings))
     return runs
+
+
+def _check_env(env_id: str) -> None:
+    if env_id.startswith("MinAtar/") and importlib.util.find_spec("minatar") is None:
+        raise ValueError(f"{env_id} needs the package minatar: pip install 'sb3_qac[minatar]'")
+    try:
+        gym.spec(env_id)
+    except gym.error.Error as error:
+        raise ValueError(f"{error} Short names are {', '.join(ENVS)}.") from None
 
 
 def run_study(runs: Sequence[Run], jobs: int = 1) -> dict[str, str]:
@@ -68,7 +85,7 @@ def run_study(runs: Sequence[Run], jobs: int = 1) -> dict[str, str]:
 
     :param runs: Runs of the study
     :param jobs: How many at once, each in a process of its own
-    :return: what went wrong, by the name of the run
+    :return: what went wrong, by the folder of the run
     :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
     """
     pending = [run for run in runs if not run.finished]
@@ -77,7 +94,7 @@ def run_study(runs: Sequence[Run], jobs: int = 1) -> dict[str, str]:
         results = Parallel(n_jobs=jobs, return_as="generator")(delayed(train_run)(run) for run in pending)
         for run, error in zip(pending, results, strict=True):
             if error is not None:
-                failed[run.name] = error
+                failed[run.folder] = error
             elif not run.finished:
                 # RL Zoo keeps Ctrl-C to itself
                 raise KeyboardInterrupt
@@ -87,21 +104,28 @@ def run_study(runs: Sequence[Run], jobs: int = 1) -> dict[str, str]:
 def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
     """
     :param runs: Runs of a study
-    :param failed: What went wrong, by the name of the run
+    :param failed: What went wrong, by the folder of the run
     :return: how far each is
     """
-    table = Table("run", "state", "steps", "steps/s", "time left", "last evaluation")
+    statuses = {run.folder: read_json(Path(run.folder, "status.json")) for run in runs}
+    n_finished = sum(bool(status.get("finished")) for status in statuses.values())
+    several = len({run.env_id for run in runs}) > 1
+    caption = f"{n_finished} of {len(runs)} finished"
+    table = Table("run", "state", "steps", "steps/s", "time left", "last evaluation", caption=caption)
     for run in runs:
-        status = read_json(Path(run.folder, "status.json"))
+        status = statuses[run.folder]
+        name = f"{run.env_id} {run.name}" if several else run.name
+        if len(runs) > MAX_ROWS and run.folder not in failed and (not status or status["finished"]):
+            continue
         if not status:
-            table.add_row(run.name, "failed" if run.name in failed else "waiting")
+            table.add_row(name, "failed" if run.folder in failed else "waiting")
             continue
         steps, total, speed = status["steps"], status["total"], status["steps_per_second"]
-        state = "failed" if run.name in failed else "finished" if status["finished"] else "unfinished"
+        state = "failed" if run.folder in failed else "finished" if status["finished"] else "unfinished"
         left = "" if status["finished"] or not speed else f"{timedelta(seconds=round((total - steps) / speed))}"
         evaluation = status["last_evaluation"]
         table.add_row(
-            run.name,
+            name,
             state,
             f"{steps:,} of {total:,}",
             f"{speed:,.0f}",
