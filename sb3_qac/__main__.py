@@ -94,7 +94,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     report.add_argument("folder", type=Path, help="folder of the study")
-    report.add_argument("--goal", type=float, default=18, help="mean return of an evaluation that counts as solved")
+    report.add_argument(
+        "--goal", type=float, help="mean return of an evaluation that counts as solved; default: the study's --stop-return"
+    )
     report.add_argument("--output", type=Path, help="folder for the report; default: that of the study")
 
     diagnose = commands.add_parser(
@@ -201,10 +203,10 @@ def run_study_command(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def run_report_command(folder: Path, goal: float, output: Path | None) -> None:
+def run_report_command(folder: Path, goal: float | None, output: Path | None) -> None:
     """
     :param folder: Folder of the study
-    :param goal: Mean return that counts as solved
+    :param goal: Mean return that counts as solved; None for that of the study
     :param output: Folder for the report
     """
     try:

@@ -7,14 +7,16 @@ import sys
 import numpy as np
 import pytest
 
-from sb3_qac.study.report import load_study, pooled, standard_error, table, write_report
+from sb3_qac.study.analysis import paragraphs
+from sb3_qac.study.records import difference, load_study, pooled, standard_error
+from sb3_qac.study.report import table, write_report
 
 
-def write_run(folder, group, seed, returns, finished=True, steps_per_second=100.0, curves=True):
+def write_run(folder, group, seed, returns, finished=True, steps_per_second=100.0, curves=True, env_id="Game-v0"):
     """:param returns: Returns of an evaluation every 1,000 steps, shape (n_evaluations, n_episodes)"""
     run = folder / f"{group}_seed-{seed}"
     run.mkdir(parents=True)
-    settings = dict(name=run.name, group=group, seed=seed, env_id="Game-v0", n_eval_episodes=2, deterministic=False)
+    settings = dict(name=run.name, group=group, seed=seed, env_id=env_id, n_eval_episodes=2, deterministic=False)
     settings.update(versions={"python": "3"}, commit="abc", machine={"cores": 2, "gpu": None})
     (run / "run.json").write_text(json.dumps(settings))
     steps = 1000 * len(returns)
@@ -24,7 +26,7 @@ def write_run(folder, group, seed, returns, finished=True, steps_per_second=100.
         timesteps = 1000 * np.arange(1, len(returns) + 1)
         np.savez(run / "evaluations.npz", timesteps=timesteps, results=np.array(returns, dtype=float))
     if curves:
-        (run / "curves.csv").write_text("step,rollout/ep_rew_mean,train/value_loss\n500,1.5,\n1000,2.5,0.1\n")
+        (run / "curves.csv").write_text("step,rollout/ep_rew_mean,train/entropy_loss\n500,1.5,\n1000,2.5,-0.5\n")
     return run
 
 
@@ -38,17 +40,17 @@ def study(tmp_path):
 
 
 def test_groups_hold_their_seeds_in_order(study):
-    groups = load_study(study)
+    groups = load_study(study)["Game-v0"]
     assert {group: [record.name for record in records] for group, records in groups.items()} == {
         "a2c": ["a2c_seed-0", "a2c_seed-1"],
         "task1": ["task1_seed-0", "task1_seed-1"],
     }
     assert groups["a2c"][0].curves["rollout/ep_rew_mean"].to_dict() == {500: 1.5, 1000: 2.5}
-    assert groups["a2c"][0].curves["train/value_loss"].to_dict() == {1000: 0.1}
+    assert groups["a2c"][0].curves["train/entropy_loss"].to_dict() == {1000: -0.5}
 
 
 def test_the_mean_is_over_the_episodes_of_all_seeds_with_its_standard_error(study):
-    steps, means, errors = pooled(load_study(study)["a2c"])
+    steps, means, errors = pooled(load_study(study)["Game-v0"]["a2c"])
     assert steps.tolist() == [1000, 2000]
     # 0, 2, 4, 6: mean 3, variance (9 + 1 + 1 + 9) / 3, over 4 episodes; 10, 12, 16, 24: mean 15.5
     np.testing.assert_allclose(means, [3, 15.5])
@@ -59,12 +61,12 @@ def test_the_mean_is_over_the_episodes_of_all_seeds_with_its_standard_error(stud
 def test_a_run_that_is_behind_is_not_made_up(tmp_path):
     write_run(tmp_path, "a2c", 0, [[0, 2], [10, 12]])
     write_run(tmp_path, "a2c", 1, [[4, 6]], finished=False)
-    steps, means, _ = pooled(load_study(tmp_path)["a2c"])
+    steps, means, _ = pooled(load_study(tmp_path)["Game-v0"]["a2c"])
     assert steps.tolist() == [1000] and means.tolist() == [3]
 
 
 def test_the_table_has_last_best_and_the_way_to_the_goal(study):
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table(load_study(study), goal=18)][2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table(load_study(study)["Game-v0"], goal=18)][2:]
     by_name = {row[0]: row[1:] for row in rows}
     # (10, 12): standard deviation sqrt 2 over sqrt 2 episodes is 1
     assert by_name["a2c_seed-0"] == [
@@ -95,21 +97,22 @@ def test_the_report_is_there_in_every_form(study):
     # At the last common evaluation a2c has 11 and 20, task1 18 and 24; of the four pairs three are won by task1
     assert (
         "At 2,000 steps" in text
-        and "| a2c | 15.50 | 11.00 to 20.00 |" in text
-        and "| task1 | 21.00 | 18.00 to 24.00 |" in text
+        and f"| a2c | 15.50 | 15.50 | 11.00 to 20.00 | {9 / np.sqrt(2):.2f} |" in text
+        and f"| task1 | 21.00 | 21.00 | 18.00 to 24.00 | {6 / np.sqrt(2):.2f} |" in text
     )
     assert "| task1 over a2c | 0.75 |" in text
     assert "An interval over 2 seeds says little" in text
-    for name in ("evaluations", "curves"):
+    for name in ("evaluations", "curves-Game-v0"):
         for suffix in (".png", ".svg"):
-            assert (study / name).with_suffix(suffix).stat().st_size > 10_000
+            assert (study / f"{name}{suffix}").stat().st_size > 10_000
+    assert not (study / "beta.png").exists()
     html = (study / "report.html").read_text()
     assert html.count("<table>") == 3 and "evaluations.png" in html
 
 
 def test_a_study_that_has_just_begun_has_a_report(tmp_path):
     write_run(tmp_path, "task1", 0, [], finished=False, curves=False)
-    text = write_report(tmp_path, output=tmp_path / "report").read_text()
+    text = write_report(tmp_path, goal=18, output=tmp_path / "report").read_text()
     assert "| task1_seed-0 | unfinished | 0 | - | - | not reached | - | nan |" in text
     assert "No evaluation yet that all runs have" in text
 
@@ -122,3 +125,95 @@ def test_one_seed_gives_no_interval(tmp_path):
 def test_a_folder_without_a_study_is_refused(tmp_path):
     result = subprocess.run([sys.executable, "-m", "sb3_qac", "report", str(tmp_path)], capture_output=True, text=True)
     assert result.returncode == 1 and "There is no run of a study in" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_welchs_interval_is_that_of_the_textbook():
+    # Means 2 and 5, variances 1 and 4 over 3 seeds each: the standard error is sqrt(5 / 3), with
+    # (1/3 + 4/3)^2 / ((1/3)^2 / 2 + (4/3)^2 / 2) = 50 / 17 degrees of freedom, whose t is 3.2190 (2.5 % in each tail)
+    found = difference([4, 5, 6], [0, 2, 4])
+    assert found.mean == 3
+    np.testing.assert_allclose([found.low, found.high], 3 + np.array([-1, 1]) * 3.2190 * np.sqrt(5 / 3), rtol=1e-3)
+    assert not found.significant
+    assert difference([10, 11, 12], [0, 2, 4]).significant
+    # Two seeds leave about one degree of freedom: 12.7 standard errors
+    assert not difference([10, 12], [0, 8]).significant
+    assert np.isnan(difference([1], [0]).low) and not difference([1], [0]).significant
+
+
+def diagnosis(steps, difference, sampled, baselined, all_action, a2c, slope):
+    variances = {
+        "all-action": all_action,
+        "all-action, baseline": all_action,
+        "sampled": sampled,
+        "sampled, baseline": baselined,
+    }
+    variances["sampled, return - V~ (A2C's weight)"] = a2c
+    names = ("gradient_square", "noise_to_signal", "cosine", "milliseconds")
+    estimators = {
+        name: {**dict.fromkeys(names, 1.0), "cosine_error": None, "variance": variance, "difference": difference}
+        for name, variance in variances.items()
+    }
+    names = ("entropy", "explained_variance", "advantage_size", "return_scatter", "slope_improbable")
+    critic = {**dict.fromkeys(names, 0.25), "slope": slope, "slope_error": 0.01}
+    return {"steps": steps, "n_rollouts": 5, "estimators": estimators, "critic": critic}
+
+
+def test_every_number_of_the_analysis_is_computed(study):
+    write_run(study, "task2", 0, [[1, 1], [18, 18]])
+    write_run(study, "task2", 1, [[3, 3], [24, 24]])
+    points = [diagnosis(0, 1e-7, 8.0, 2.0, 1.0, 5.0, None), diagnosis(1000, 3e-7, 9.0, 1.0, 1.0, 30.0, 0.5)]
+    (study / "task1_seed-0" / "diagnosis.json").write_text(json.dumps(points))
+    text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=18))
+    # a2c has 11 and 20 at 2,000 steps, task 1 18 and 24; standard error sqrt((9^2 / 2 + 6^2 / 2) / 2)
+    assert "At 2,000 steps task 1 returns 21.00 and A2C 15.50: a difference of +5.5 (95 % interval" in text
+    assert text.count("which chance alone explains as well") >= 2 and "not due to chance alone" not in text
+    # The first has 11 at most, the second 20 at 2,000 steps, at 100 steps per second
+    assert "1 of 2 runs of a2c reach 18: after 2,000 steps, 0.0 hours." in text
+    assert "2 of 2 runs of task1 reach 18: after 2,000 and 2,000 steps" in text
+    assert "task 2 returns +0 (95 % interval" in text and f"differ by {6 / np.sqrt(2):.2g} (standard deviation)" in text
+    assert "Measured on 2 networks" in text and "differ by 1.0e-07 to 3.0e-07 of their length" in text
+    assert "divides the variance by 4 to 9" in text
+    # A network that has learnt nothing yet says nothing of why
+    assert "has 30 times the variance" in text and "50% is found in the returns" in text and "25% for improbable" in text
+    assert "0.50 for a2c, 0.50 for task1 and 0.50 for task2" in text
+    report = write_report(study, goal=18).read_text()
+    assert "## Analysis" in report and "| 1,000 | sampled, baseline |" in report
+
+
+def test_beta_has_a_plot_of_its_own(study):
+    write_run(study, "beta1", 0, [[1, 1], [18, 18]])
+    assert "![beta](beta.png)" in write_report(study).read_text()
+    assert (study / "beta.png").stat().st_size > 10_000
+
+
+def test_several_environments_make_one_report(tmp_path):
+    for env_id, shift in (("MinAtar/Breakout-v1", 0), ("MinAtar/Asterix-v1", 100)):
+        folder = tmp_path / env_id.replace("/", "-")
+        for seed in range(3):
+            write_run(folder, "a2c", seed, [[seed, seed]], env_id=env_id)
+            write_run(folder, "task1", seed, [[shift, shift]], env_id=env_id)
+    text = write_report(tmp_path).read_text()
+    assert text.startswith("# MinAtar/Asterix-v1, MinAtar/Breakout-v1: a2c, task1")
+    # 100 against 0, 1, 2 wins always; 0 against 0, 1, 2 is half a win in three
+    assert f"| task1 over a2c | {(1 + 1 / 6) / 2:.2f} |" in text
+    assert "## MinAtar/Breakout-v1" in text and "### Over seeds" in text
+    assert (tmp_path / "curves-MinAtar-Breakout-v1.svg").is_file()
+
+
+def test_the_goal_is_that_of_the_study(tmp_path):
+    run = write_run(tmp_path, "task1", 0, [[1, 2]])
+    settings = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**settings, "stop_return": 1.5}))
+    assert "steps to 1.5" in write_report(tmp_path).read_text()
+    (run / "run.json").write_text(json.dumps({**settings, "stop_return": None}))
+    assert "steps to" not in write_report(tmp_path).read_text()
+
+
+def test_published_figures_and_how_to_sync_stand_in_the_report(tmp_path):
+    run = write_run(tmp_path, "a2c", 0, [[1, 2]], env_id="PongNoFrameskip-v4")
+    (run / "wandb" / "offline-run-1").mkdir(parents=True)
+    text = write_report(tmp_path).read_text()
+    assert "17.29 +/- 3.21" in text and "`wandb sync */wandb/offline-run-*`" in text
+    settings = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**settings, "wandb_url": "https://example.org/run"}))
+    assert "[a2c_seed-0](https://example.org/run)" in write_report(tmp_path).read_text()

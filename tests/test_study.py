@@ -14,7 +14,7 @@ from stable_baselines3.common.env_util import is_wrapped
 from sb3_qac.common.checkpoints import checkpoints_in, read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
-from sb3_qac.study.runs import Run, StudyManager, has_visible_state, train_run, whole_games
+from sb3_qac.study.runs import Run, StudyManager, config_of, has_visible_state, train_run, whole_games
 from sb3_qac.study.study import make_grid, run_study, status_table
 from sb3_qac.zoo import presets
 
@@ -32,12 +32,37 @@ def test_the_grid_is_every_algorithm_with_every_seed(tmp_path):
     by_group = {run.group: run for run in runs}
     assert {name: (run.algo, run.hyperparams) for name, run in by_group.items()} == {
         "a2c": ("a2c", {}),
-        "task1": ("qa2c", {"baseline": False}),
-        "task2": ("qa2c", {"baseline": True}),
+        # The pure estimator, whatever a preset says
+        "task1": ("qa2c", {"baseline": False, "beta": 0.0}),
+        "task2": ("qa2c", {"baseline": True, "beta": 0.0}),
     }
-    # The comparison's settings where this package has them, RL Zoo's elsewhere
-    assert by_group["a2c"].config == str(presets("a2c"))
-    assert make_grid("CartPole-v1", ["a2c"], [0], tmp_path)[0].config is None
+
+
+def test_settings_are_those_of_the_comparison_where_there_are_some():
+    for env_id in ("PongNoFrameskip-v4", "BreakoutNoFrameskip-v4", "MinAtar/Seaquest-v1"):
+        assert config_of("a2c", env_id) == str(presets("a2c"))
+    # RL Zoo's elsewhere
+    assert config_of("a2c", "CartPole-v1") is None and config_of("ppo", "PongNoFrameskip-v4") is None
+    assert config_of("qa2c", "CartPole-v1") == str(presets("qa2c"))
+
+
+def test_a_short_name_can_stand_for_several_environments(tmp_path):
+    runs = make_grid("classic", ["task1"], [0, 1], tmp_path)
+    assert [Path(run.folder).relative_to(tmp_path).as_posix() for run in runs] == [
+        f"{env_id}/task1_seed-{seed}" for env_id in ("CartPole-v1", "Acrobot-v1") for seed in (0, 1)
+    ]
+    folder = Path(make_grid("MinAtar/Breakout-v1", ["task1"], [0], tmp_path)[0].folder)
+    assert folder == tmp_path / "task1_seed-0"
+
+
+def test_a_long_table_shows_what_is_under_way(tmp_path):
+    runs = make_grid("classic", ["task1"], range(30), tmp_path)
+    for run, finished in zip(runs[:3], (True, True, False), strict=True):
+        status = {"steps": 1, "total": 3, "steps_per_second": 1.0, "finished": finished, "last_evaluation": None}
+        Path(run.folder).mkdir(parents=True)
+        Path(run.folder, "status.json").write_text(json.dumps(status))
+    table = status_table(runs, {})
+    assert list(table.columns[0].cells) == ["CartPole-v1 task1_seed-2"] and table.caption == "2 of 60 finished"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +114,7 @@ def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path):
 def test_a_failed_run_is_reported_and_does_not_stop_the_others(tmp_path):
     good = make_grid("cartpole", ["task1"], [0, 1], tmp_path, **SMALL)
     bad = Run(**{**vars(good[0]), "hyperparams": {"gamma": -1}})
-    assert list(run_study([bad, good[1]])) == [bad.name]
+    assert list(run_study([bad, good[1]])) == [bad.folder]
     assert "`gamma`" in Path(bad.folder, "error.txt").read_text()
     assert good[1].finished and not bad.finished
     # Mended, it is tried again
@@ -151,7 +176,7 @@ def test_the_table_tells_how_far_each_is(tmp_path):
     status["last_evaluation"] = {"steps": 800, "mean_return": 12.345}
     Path(runs[0].folder).mkdir(parents=True)
     Path(runs[0].folder, "status.json").write_text(json.dumps(status))
-    table = status_table(runs, {runs[2].name: "broken"})
+    table = status_table(runs, {runs[2].folder: "broken"})
     rows = list(zip(*(column.cells for column in table.columns), strict=True))
     assert rows[0] == ("task1_seed-0", "unfinished", "1,000 of 3,000", "10", "0:03:20", "12.35 at 800")
     assert [row[1] for row in rows[1:]] == ["waiting", "failed"]

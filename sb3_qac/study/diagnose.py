@@ -25,10 +25,10 @@ from sb3_qac.common.checkpoints import read_json, write_atomically
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, state_values
 from sb3_qac.qa2c import QA2C
+from sb3_qac.study.records import DIAGNOSIS_FILE
 from sb3_qac.study.runs import Run, StudyManager
 from sb3_qac.zoo import register
 
-RESULT = "diagnosis.json"
 # Of rollouts, for standard errors
 N_BLOCKS = 10
 
@@ -350,7 +350,7 @@ def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threa
         finally:
             for env in manager.envs:
                 env.close()
-    write_atomically(folder / RESULT, json.dumps(results, indent=1).encode())
+    write_atomically(folder / DIAGNOSIS_FILE, json.dumps(results, indent=1).encode())
     return results
 
 
@@ -365,7 +365,8 @@ def load_settings(folder: Path) -> Run:
         raise ValueError(f"There is no run of a study in {folder}.")
     if settings["algo"] != "qa2c":
         raise ValueError(f"{folder} is a run of {settings['algo']}, which has no critic Q(s, a). Only qa2c can be diagnosed.")
-    return Run(**{field.name: settings[field.name] for field in dataclasses.fields(Run)})
+    known = {field.name: settings[field.name] for field in dataclasses.fields(Run) if field.name in settings}
+    return Run(**{**known, "folder": str(folder)})
 
 
 def points_of(snapshots: Sequence[Path], n_points: int) -> list[Path]:

@@ -1,167 +1,63 @@
 """The report of a study, unfinished or not: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
 
-import json
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, statistics
+from sb3_qac.study.diagnose import tables as diagnosis_tables
+from sb3_qac.study.records import CURVES, Groups, Record, load_study, pooled, standard_error
 
-from sb3_qac.common.checkpoints import read_json
-
-# Rows of the log that are drawn beside the evaluations
-CURVES = {
-    "rollout/ep_rew_mean": "return in training",
-    "train/entropy_loss": "entropy loss",
-    "train/explained_variance": "explained variance",
-    "train/value_loss": "value loss",
-    "train/policy_loss": "policy loss",
-    "train/grad_norm": "gradient norm",
-}
 # Tasks 1 and 2 may lie upon each other, to the last bit
 STYLES = ("-", "--", ":", "-.")
-N_BOOTSTRAP = 10_000
+# Drawn apart from what the documents ask for, beside task 1
+CORRECTED = "beta1"
 
 
-@dataclass
-class Record:
-    """
-    What one run of a study left.
-
-    :param settings: Its settings, versions and machine
-    :param status: How far it is
-    :param timesteps: Environment steps at each evaluation, shape (n_evaluations,)
-    :param returns: Raw returns of its episodes, shape (n_evaluations, n_episodes)
-    :param curves: What TensorBoard has, by row of the log, indexed by steps
-    """
-
-    settings: dict[str, Any]
-    status: dict[str, Any]
-    timesteps: np.ndarray
-    returns: np.ndarray
-    curves: dict[str, pd.Series]
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return self.settings["name"]
-
-    @property
-    def means(self) -> np.ndarray:
-        """Mean return of each evaluation, shape (n_evaluations,)."""
-        return self.returns.mean(axis=1)
-
-
-def standard_error(values: np.ndarray) -> float:
-    """
-    :param values: Independent values
-    :return: standard error of their mean; nan for a single one
-    """
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
-
-
-def load_study(folder: Path) -> dict[str, list[Record]]:
-    """
-    :param folder: Folder of a study
-    :return: records of all runs that were started, by group
-    :raises ValueError: if there are none
-    """
-    groups: dict[str, list[Record]] = {}
-    for path in sorted(folder.glob("*/run.json")):
-        record = load_run(path.parent)
-        groups.setdefault(record.settings["group"], []).append(record)
-    if not groups:
-        raise ValueError(
-            f"There is no run of a study in {folder}. `python -m sb3_qac study ... --output {folder}` makes some."
-        )
-    return {group: sorted(records, key=lambda record: record.settings["seed"]) for group, records in groups.items()}
-
-
-def load_run(folder: Path) -> Record:
-    """
-    :param folder: Folder of a run
-    :return: what it left there
-    """
-    timesteps, returns = np.zeros(0, dtype=int), np.zeros((0, 1))
-    if (folder / "evaluations.npz").is_file():
-        evaluations = np.load(folder / "evaluations.npz")
-        timesteps, returns = evaluations["timesteps"], evaluations["results"]
-    return Record(
-        settings=json.loads((folder / "run.json").read_text()),
-        status=read_json(folder / "status.json"),
-        timesteps=timesteps,
-        returns=returns,
-        curves=load_curves(folder),
-    )
-
-
-def load_curves(folder: Path) -> dict[str, pd.Series]:
-    """
-    :param folder: Folder of a run
-    :return: rows of its log, from the CSV file that a study in the repository keeps, or from TensorBoard's own files
-    """
-    kept = folder / "curves.csv"
-    if kept.is_file():
-        table = pd.read_csv(kept, index_col="step")
-        return {tag: table[tag].dropna() for tag in CURVES if tag in table}
-    curves = {}
-    for events in sorted({path.parent for path in folder.glob("tensorboard/**/events.out.tfevents.*")}):
-        accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
-        accumulator.Reload()
-        for tag in set(CURVES) & set(accumulator.Tags()["scalars"]):
-            scalars = accumulator.Scalars(tag)
-            curves[tag] = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
-    return curves
-
-
-def pooled(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """
-    :param records: Runs of a group
-    :return: steps up to which all of them have been evaluated, and at each the mean return of all their episodes and its
-        standard error as if episodes were independent, shape (n_evaluations,) each
-    """
-    n_evaluations = min(len(record.timesteps) for record in records)
-    returns = np.concatenate([record.returns[:n_evaluations] for record in records], axis=1)
-    errors = np.array([standard_error(row) for row in returns])
-    return records[0].timesteps[:n_evaluations], returns.mean(axis=1), errors
-
-
-def draw_evaluations(groups: dict[str, list[Record]], path: Path) -> None:
+def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
     """
     The plot that was asked for: mean over the episodes of all seeds with its standard error; each seed is a thin line.
 
-    :param groups: Records of a study
+    :param envs: Records by environment
     :param path: Image to write, without its suffix; a PNG and an SVG come of it
     """
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import EngFormatter
 
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for i, (group, records) in enumerate(groups.items()):
-        for record in records:
-            axes.plot(record.timesteps, record.means, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=0.7, alpha=0.6)
-        steps, means, errors = pooled(records)
-        if len(steps):
-            label = f"{group} ({len(records)} seeds)"
-            axes.plot(steps, means, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=2, label=label)
-            axes.fill_between(steps, means - errors, means + errors, color=f"C{i}", alpha=0.25, linewidth=0)
-    axes.set_xlabel("environment steps")
-    axes.xaxis.set_major_formatter(EngFormatter())
-    axes.set_ylabel("return of an evaluation episode")
-    axes.set_title(next(iter(groups.values()))[0].settings["env_id"])
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
+    n_columns = min(len(envs), 3)
+    n_rows = -(-len(envs) // n_columns)
+    size = (8, 5) if len(envs) == 1 else (4.5 * n_columns, 3.5 * n_rows)
+    figure, panels = plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False)
+    for panel, (env_id, groups) in zip(panels.flat, envs.items(), strict=False):
+        _draw_panel(panel, env_id, groups)
+    for panel in panels.flat[len(envs) :]:
+        panel.set_axis_off()
     _save(figure, path)
 
 
-def draw_curves(groups: dict[str, list[Record]], path: Path) -> None:
+def _draw_panel(panel: Any, env_id: str, groups: Groups) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    for i, (group, records) in enumerate(groups.items()):
+        for record in records:
+            panel.plot(record.timesteps, record.means, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=0.7, alpha=0.6)
+        steps, means, errors = pooled(records)
+        if len(steps):
+            seeds = f"{len(records)} seed{'s' if len(records) > 1 else ''}"
+            panel.plot(steps, means, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=2, label=f"{group} ({seeds})")
+            panel.fill_between(steps, means - errors, means + errors, color=f"C{i}", alpha=0.25, linewidth=0)
+    panel.set_xlabel("environment steps")
+    panel.xaxis.set_major_formatter(EngFormatter())
+    panel.set_ylabel("return of an evaluation episode")
+    panel.set_title(env_id)
+    panel.grid(alpha=0.3)
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend()
+
+
+def draw_curves(groups: Groups, path: Path) -> None:
     """
-    :param groups: Records of a study
+    :param groups: Records of one environment
     :param path: Image to write, without its suffix; a PNG and an SVG come of it
     """
     import matplotlib.pyplot as plt
@@ -188,148 +84,160 @@ def _save(figure: Any, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix), dpi=120)
+        figure.savefig(f"{path}{suffix}", dpi=120)
     plt.close(figure)
 
 
-def table(groups: dict[str, list[Record]], goal: float) -> Iterator[str]:
+def table(groups: Groups, goal: float | None) -> Iterator[str]:
     """
-    :param groups: Records of a study
-    :param goal: Mean return of an evaluation that counts as solved
+    :param groups: Records of one environment
+    :param goal: Mean return of an evaluation that counts as solved; None for none
     :return: lines of a Markdown table, a row for each run
     """
-    yield f"| run | state | steps | last evaluation | best evaluation | steps to {goal:g} | hours to {goal:g} | steps/s |"
-    yield "|---|---|---|---|---|---|---|---|"
+    to_goal = "" if goal is None else f" steps to {goal:g} | hours to {goal:g} |"
+    yield f"| run | state | steps | last evaluation | best evaluation |{to_goal} steps/s |"
+    yield "|---" * (6 if goal is None else 8) + "|"
     for record in (record for records in groups.values() for record in records):
-        status = record.status
-        state = "finished" if status.get("finished") else "unfinished"
-        steps, seconds = status.get("steps", 0), status.get("seconds", 0.0)
-        speed = steps / seconds if seconds else float("nan")
+        state = "finished" if record.finished else "unfinished"
         last = best = "-"
-        reached = np.zeros(0, dtype=int)
         if len(record.timesteps):
             top = int(record.means.argmax())
             last, best = (f"{record.means[i]:.2f} +/- {standard_error(record.returns[i]):.2f}" for i in (-1, top))
             best += f" at {record.timesteps[top]:,}"
-            reached = record.timesteps[record.means >= goal]
-        to_goal = f"{reached[0]:,} | {reached[0] / speed / 3600:.2g}" if len(reached) else "not reached | -"
-        yield f"| {record.name} | {state} | {steps:,} | {last} | {best} | {to_goal} | {speed:,.0f} |"
+        cells = [record.name, state, f"{record.status.get('steps', 0):,}", last, best]
+        if goal is not None:
+            reached, speed = record.steps_to(goal), record.steps_per_second
+            cells += ["not reached", "-"] if reached is None else [f"{reached:,}", f"{reached / speed / 3600:.2g}"]
+        yield f"| {' | '.join([*cells, f'{record.steps_per_second:,.0f}'])} |"
 
 
-def statistics(groups: dict[str, list[Record]]) -> Iterator[str]:
+def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
     """
-    Interquartile means of the last evaluation that all runs have, and probabilities of improvement, over seeds.
-
-    Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice"; their library rliable
-
-    :param groups: Records of a study
-    :return: lines of Markdown
-    """
-    from rliable import metrics
-
-    n_evaluations = min(len(record.timesteps) for records in groups.values() for record in records)
-    if n_evaluations == 0:
-        yield "No evaluation yet that all runs have."
-        return
-    steps = next(iter(groups.values()))[0].timesteps[n_evaluations - 1]
-    scores = {group: np.array([[record.means[n_evaluations - 1]] for record in records]) for group, records in groups.items()}
-    n_seeds = min(len(records) for records in groups.values())
-    yield f"At {steps:,} steps, the last evaluation that all runs have. The replicate is the seed: {n_seeds} of each."
-    yield ""
-    if n_seeds < 2:
-        yield "One seed gives no interval."
-        return
-    estimates, intervals = _intervals(scores, lambda values: np.array([metrics.aggregate_iqm(values)]))
-    yield "| group | interquartile mean | 95 % bootstrap interval |"
-    yield "|---|---|---|"
-    for group in scores:
-        yield f"| {group} | {estimates[group][0]:.2f} | {intervals[group][0, 0]:.2f} to {intervals[group][1, 0]:.2f} |"
-    names = list(scores)
-    pairs = {f"{x} over {y}": (scores[x], scores[y]) for i, x in enumerate(names) for y in names[:i]}
-    if not pairs:
-        return
-    estimates, intervals = _intervals(pairs, metrics.probability_of_improvement)
-    yield ""
-    yield "| pair | probability of improvement | 95 % bootstrap interval |"
-    yield "|---|---|---|"
-    for pair in pairs:
-        low, high = intervals[pair].ravel()
-        yield f"| {pair} | {np.ravel(estimates[pair])[0]:.2f} | {low:.2f} to {high:.2f} |"
-    if n_seeds < 5:
-        yield ""
-        yield f"An interval over {n_seeds} seeds says little: the bootstrap can only draw these {n_seeds} again."
-
-
-def _intervals(scores: dict[str, Any], function: Callable[..., Any]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """
-    :param scores: Scores by name, shape (n_seeds, 1) each, or pairs of such
-    :param function: What to estimate
-    :return: estimates, and 95 % intervals of the stratified bootstrap
-    """
-    from rliable import library
-
-    with warnings.catch_warnings():
-        # rliable hands arch a generator in the way that arch is leaving
-        warnings.simplefilter("ignore", FutureWarning)
-        return library.get_interval_estimates(scores, function, reps=N_BOOTSTRAP, random_state=np.random.RandomState(0))
-
-
-def markdown(groups: dict[str, list[Record]], goal: float) -> str:
-    """
-    :param groups: Records of a study
-    :param goal: Mean return of an evaluation that counts as solved
+    :param folder: Folder of the study
+    :param envs: Records by environment
+    :param goal: Mean return of an evaluation that counts as solved; None for none
     :return: the report
     """
-    records = [record for group in groups.values() for record in group]
+    records = [record for groups in envs.values() for group in groups.values() for record in group]
     settings = records[0].settings
-    unfinished = [record.name for record in records if not record.status.get("finished")]
     n_episodes, actions = settings["n_eval_episodes"], "the most probable" if settings["deterministic"] else "sampled"
+    several = len(envs) > 1
     lines = [
-        f"# {settings['env_id']}: {', '.join(groups)}",
+        f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",
         "",
-        *([f"**Unfinished:** {', '.join(unfinished)}. What follows is what there is so far.", ""] if unfinished else []),
+        *_unfinished(records),
         "![evaluations](evaluations.png)",
         "",
         f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores. "
         "Thick lines are means over the episodes of all seeds, shaded with their standard error; each "
         "thin line is one seed. The standard error is that of the episodes that were played, not of other seeds.",
         "",
-        *table(groups, goal),
+    ]
+    if any(CORRECTED in groups for groups in envs.values()):
+        lines += ["What `beta=1` changes:", "", "![beta](beta.png)", ""]
+    if several:
+        lines += ["## Over environments", "", *over_environments(envs), ""]
+    for env_id, groups in envs.items():
+        lines += [f"## {env_id}", ""] if several else []
+        lines += _of_environment(env_id, groups, goal, "###" if several else "##")
+    lines += [
+        "## All runs",
         "",
-        "## Over seeds",
+        "Every run that was started is in the tables. " + _wandb(folder, records),
         "",
-        *statistics(groups),
-        "",
-        "## In training",
-        "",
-        "![curves](curves.png)",
-        "",
-        "Every run that was started is in the table. Versions: "
-        + ", ".join(f"{name} {version}" for name, version in settings["versions"].items())
-        + f"; commit {settings['commit']}; {settings['machine']['cores']} cores, {settings['machine']['gpu'] or 'no GPU'}.",
+        _provenance(records),
     ]
     return "\n".join(lines) + "\n"
 
 
-def write_report(folder: Path, goal: float = 18.0, output: Path | None = None) -> Path:
+def _unfinished(records: list[Record]) -> list[str]:
+    unfinished = [record.name for record in records if not record.finished]
+    if not unfinished:
+        return []
+    named = ", ".join(unfinished) if len(unfinished) <= 10 else f"{len(unfinished)} of {len(records)} runs"
+    return [f"**Unfinished:** {named}. What follows is what there is so far.", ""]
+
+
+def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
+    lines = [*table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
+    if env_id in PUBLISHED:
+        lines += ["Published figures of A2C, of other protocols:", "", "| source | score |", "|---|---|"]
+        lines += [f"| {source} | {score} |" for source, score in PUBLISHED[env_id].items()] + [""]
+    analysis = list(paragraphs(groups, goal))
+    if analysis:
+        lines += [f"{heading} Analysis", "", *analysis, ""]
+    lines += [f"{heading} In training", "", f"![curves]({_curves_name(env_id)}.png)", ""]
+    diagnosed = [record for records in groups.values() for record in records if record.diagnosis]
+    if diagnosed:
+        lines += [
+            f"{heading} Estimators and critic",
+            "",
+            "On rollouts of the network at that point, without learning: squared norm of the expected gradient of the actor's "
+            "loss, trace of its covariance over rollouts, their ratio, cosine to the all-action gradient, mean distance from "
+            "it on the same rollout (relative), milliseconds for one gradient. Then the critic against the discounted returns "
+            "G that followed. Standard errors are over blocks of rollouts, and over environments.",
+            "",
+        ]
+    for record in diagnosed:
+        lines += [f"{record.name}:", "", *diagnosis_tables(record.diagnosis), ""]
+    return lines
+
+
+def _curves_name(env_id: str) -> str:
+    return f"curves-{env_id.replace('/', '-')}"
+
+
+def _wandb(folder: Path, records: list[Record]) -> str:
+    urls = [f"[{record.name}]({record.settings['wandb_url']})" for record in records if record.settings.get("wandb_url")]
+    if urls:
+        return f"In Weights & Biases: {', '.join(urls)}."
+    runs = sorted({os.path.relpath(path.parent, folder) for path in folder.glob("**/wandb/offline-run-*")})
+    if runs:
+        depth = "/".join("*" for _ in Path(runs[0]).parts[:-1])
+        return f"To Weights & Biases they go with `wandb sync {depth}/wandb/offline-run-*`, from the folder of the study."
+    return ""
+
+
+def _provenance(records: list[Record]) -> str:
+    versions = {f"{name} {version}" for record in records for name, version in record.settings["versions"].items()}
+    commits = {str(record.settings["commit"]) for record in records}
+    machines = {f"{x['cores']} cores, {x['gpu'] or 'no GPU'}" for x in (record.settings["machine"] for record in records)}
+    precisions = {str(record.settings.get("dtype")) for record in records}
+    return (
+        f"Versions: {', '.join(sorted(versions))}; commit {', '.join(sorted(commits))}; {'; '.join(sorted(machines))}; "
+        f"precision of the network for images: {', '.join(sorted(precisions))}. Each run's `run.json` has its own."
+    )
+
+
+def write_report(folder: Path, goal: float | None = None, output: Path | None = None) -> Path:
     """
     :param folder: Folder of a study
-    :param goal: Mean return of an evaluation that counts as solved
+    :param goal: Mean return of an evaluation that counts as solved; if None, that at which the runs were to stop, if any
     :param output: Folder for the report; that of the study if None
     :return: the Markdown file; an HTML file and the images are beside it
     :raises ValueError: if there is no run in the folder
     """
     from markdown import markdown as to_html
 
-    groups = load_study(folder)
+    envs = load_study(folder)
+    if goal is None:
+        goal = next(iter(next(iter(envs.values())).values()))[0].settings.get("stop_return")
     output = output or folder
     output.mkdir(parents=True, exist_ok=True)
-    draw_evaluations(groups, output / "evaluations")
-    draw_curves(groups, output / "curves")
-    text = markdown(groups, goal)
+    asked = {env_id: {name: x for name, x in groups.items() if name != CORRECTED} for env_id, groups in envs.items()}
+    draw_evaluations({env_id: groups for env_id, groups in asked.items() if groups} or envs, output / "evaluations")
+    corrected = {
+        env_id: {name: x for name, x in groups.items() if name in ("task1", CORRECTED)} for env_id, groups in envs.items()
+    }
+    if any(CORRECTED in groups for groups in corrected.values()):
+        draw_evaluations(corrected, output / "beta")
+    for env_id, groups in envs.items():
+        draw_curves(groups, output / _curves_name(env_id))
+    text = markdown(folder, envs, goal)
     (output / "report.md").write_text(text)
     style = (
-        "<meta charset='utf-8'><style>body{font-family:sans-serif;max-width:60em;margin:auto}td,th{padding:.2em .6em}</style>"
+        "<meta charset='utf-8'><style>body{font-family:sans-serif;max-width:60em;margin:auto}td,th{padding:.2em .6em}"
+        "img{max-width:100%}</style>"
     )
     (output / "report.html").write_text(f"{style}\n{to_html(text, extensions=['tables'])}\n")
     return output / "report.md"

@@ -222,7 +222,7 @@ class StudyManager(ExperimentManager):
             seed=run.seed,
             verbose=0,
             device=run.device,
-            config=run.config,
+            config=run.config or config_of(run.algo, run.env_id),
             log_interval=-1,
         )
         self.run = run
@@ -332,8 +332,11 @@ def _train(run: Run) -> None:
     register()
     th.set_num_threads(run.n_threads)
     set_random_seed(run.seed)
-    write_atomically(Path(run.folder, "run.json"), json.dumps({**asdict(run), **provenance()}, indent=1).encode())
-    with wandb_run_of(run):
+    with wandb_run_of(run) as url:
+        settings = {**asdict(run), **provenance(), "wandb_url": url}
+        # A study can be moved
+        del settings["folder"]
+        write_atomically(Path(run.folder, "run.json"), json.dumps(settings, indent=1).encode())
         manager = StudyManager(run)
         try:
             result = manager.setup_experiment()
@@ -346,14 +349,15 @@ def _train(run: Run) -> None:
 
 
 @contextlib.contextmanager
-def wandb_run_of(run: Run) -> Iterator[None]:
+def wandb_run_of(run: Run) -> Iterator[str | None]:
     """
     Within it, a run of Weights & Biases is active: the one that the run had before, if it had one.
 
     :param run: Run of a study
+    :return: its address, if it has one
     """
     if run.wandb == "disabled":
-        yield
+        yield None
         return
     import wandb
 
@@ -367,8 +371,8 @@ def wandb_run_of(run: Run) -> Iterator[None]:
         dir=run.folder,
         config=asdict(run),
         settings=wandb.Settings(silent=True, console="off"),
-    ):
-        yield
+    ) as wandb_run:
+        yield wandb_run.url
 
 
 def provenance() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
-from sb3_qac.study.runs import Run, config_of, train_run
+from sb3_qac.study.runs import Run, train_run
 from sb3_qac.zoo import register
 
 # What the document calls its tasks, and the correction that makes task 1 unbiased, in terms of RL Zoo
@@ -65,8 +65,7 @@ def make_grid(
         algo, hyperparams = TASKS.get(group, (group, {}))
         name = f"{group}_seed-{seed}"
         run_folder = folder / name if len(env_ids) == 1 else folder / env_id.replace("/", "-") / name
-        own_config = config or config_of(algo, env_id)
-        runs.append(Run(name, group, algo, env_id, seed, str(run_folder), hyperparams, own_config, **settings))
+        runs.append(Run(name, group, algo, env_id, seed, str(run_folder), hyperparams, config, **settings))
     return runs
 
 

@@ -1,0 +1,235 @@
+"""What the runs of a study left in their folders, and figures of it over seeds."""
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sb3_qac.common.checkpoints import read_json
+
+# Rows of the log that are drawn beside the evaluations
+CURVES = {
+    "rollout/ep_rew_mean": "return in training",
+    "train/entropy_loss": "entropy loss",
+    "train/explained_variance": "explained variance",
+    "train/value_loss": "value loss",
+    "train/policy_loss": "policy loss",
+    "train/grad_norm": "gradient norm",
+}
+CURVES_FILE, DIAGNOSIS_FILE = "curves.csv", "diagnosis.json"
+N_BOOTSTRAP = 10_000
+
+
+@dataclass
+class Record:
+    """
+    What one run of a study left.
+
+    :param folder: Its folder
+    :param settings: Its settings, versions and machine
+    :param status: How far it is
+    :param timesteps: Environment steps at each evaluation, shape (n_evaluations,)
+    :param returns: Raw returns of its episodes, shape (n_evaluations, n_episodes)
+    :param curves: What was logged, by row of the log, indexed by steps
+    :param diagnosis: What ``diagnose`` found, at several points of the training; empty if it was not asked
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    status: dict[str, Any]
+    timesteps: np.ndarray
+    returns: np.ndarray
+    curves: dict[str, pd.Series]
+    diagnosis: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.settings["name"]
+
+    @property
+    def means(self) -> np.ndarray:
+        """Mean return of each evaluation, shape (n_evaluations,)."""
+        return self.returns.mean(axis=1)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its end."""
+        return bool(self.status.get("finished"))
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps for each second, evaluations included; nan before the first."""
+        seconds = self.status.get("seconds", 0.0)
+        return self.status["steps"] / seconds if seconds else float("nan")
+
+    def steps_to(self, goal: float) -> int | None:
+        """
+        :param goal: Mean return of an evaluation
+        :return: environment steps at the first evaluation that reached it; None if none did
+        """
+        reached = self.timesteps[self.means >= goal]
+        return int(reached[0]) if len(reached) else None
+
+    def hours_to(self, goal: float) -> float | None:
+        """
+        :param goal: Mean return of an evaluation
+        :return: hours to the first evaluation that reached it, at the mean speed of the run; None if none did
+        """
+        steps = self.steps_to(goal)
+        return None if steps is None else steps / self.steps_per_second / 3600
+
+
+# The runs of one environment, by what they are replicates of
+Groups = dict[str, list[Record]]
+
+
+def load_study(folder: Path) -> dict[str, Groups]:
+    """
+    :param folder: Folder of a study
+    :return: records of all runs that were started, by environment and group, in the order of their seeds
+    :raises ValueError: if there are none
+    """
+    records = [load_run(path.parent) for pattern in ("*/run.json", "*/*/run.json") for path in sorted(folder.glob(pattern))]
+    if not records:
+        raise ValueError(
+            f"There is no run of a study in {folder}. `python -m sb3_qac study ... --output {folder}` makes some."
+        )
+    envs: dict[str, Groups] = {}
+    for record in sorted(records, key=lambda record: (record.settings["group"], record.settings["seed"])):
+        envs.setdefault(record.settings["env_id"], {}).setdefault(record.settings["group"], []).append(record)
+    return dict(sorted(envs.items()))
+
+
+def load_run(folder: Path) -> Record:
+    """
+    :param folder: Folder of a run
+    :return: what it left there
+    """
+    timesteps, returns = np.zeros(0, dtype=int), np.zeros((0, 1))
+    if (folder / "evaluations.npz").is_file():
+        evaluations = np.load(folder / "evaluations.npz")
+        timesteps, returns = evaluations["timesteps"], evaluations["results"]
+    diagnosis = folder / DIAGNOSIS_FILE
+    return Record(
+        folder=folder,
+        settings=json.loads((folder / "run.json").read_text()),
+        status=read_json(folder / "status.json"),
+        timesteps=timesteps,
+        returns=returns,
+        curves=load_curves(folder),
+        diagnosis=json.loads(diagnosis.read_text()) if diagnosis.is_file() else [],
+    )
+
+
+def load_curves(folder: Path) -> dict[str, pd.Series]:
+    """
+    Read what TensorBoard has of a run, and keep it as a small CSV file beside; or read that file where it is all there is,
+    as in a repository.
+
+    :param folder: Folder of a run
+    :return: rows of its log, indexed by steps
+    """
+    kept = folder / CURVES_FILE
+    curves = {}
+    for events in sorted({path.parent for path in folder.glob("tensorboard/**/events.out.tfevents.*")}):
+        accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
+        accumulator.Reload()
+        for tag in set(CURVES) & set(accumulator.Tags()["scalars"]):
+            scalars = accumulator.Scalars(tag)
+            curves[tag] = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
+    if curves:
+        pd.DataFrame(curves).rename_axis("step").to_csv(kept, float_format="%.5g")
+    if kept.is_file():
+        table = pd.read_csv(kept, index_col="step")
+        return {tag: table[tag].dropna() for tag in CURVES if tag in table}
+    return {}
+
+
+def standard_error(values: np.ndarray) -> float:
+    """
+    :param values: Independent values
+    :return: standard error of their mean; nan for a single one
+    """
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def pooled(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    :param records: Runs of a group
+    :return: steps up to which all of them have been evaluated, and at each the mean return of all their episodes and its
+        standard error as if episodes were independent, shape (n_evaluations,) each
+    """
+    n_evaluations = n_common({"": list(records)})
+    returns = np.concatenate([record.returns[:n_evaluations] for record in records], axis=1)
+    errors = np.array([standard_error(row) for row in returns])
+    return records[0].timesteps[:n_evaluations], returns.mean(axis=1), errors
+
+
+def n_common(groups: Groups) -> int:
+    """
+    :param groups: Records of an environment
+    :return: number of evaluations that all runs have
+    """
+    return min(len(record.timesteps) for records in groups.values() for record in records)
+
+
+class Difference(NamedTuple):
+    """
+    A difference between two means over seeds.
+
+    :param mean: Estimate
+    :param low: Lower end of its 95 % interval; nan if there is none
+    :param high: Upper end
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+def difference(x: Sequence[float], y: Sequence[float]) -> Difference:
+    """
+    Welch's interval for the difference of two means: the variances may differ, and few seeds give a wide interval.
+
+    :param x: A figure for each seed
+    :param y: The same of another group
+    :return: mean of ``x`` less that of ``y``
+    """
+    from scipy import stats
+
+    mean = float(np.mean(x) - np.mean(y))
+    if min(len(x), len(y)) < 2 or np.var(x) + np.var(y) == 0:
+        return Difference(mean, float("nan"), float("nan"))
+    with warnings.catch_warnings():
+        # Of seeds that all have the same figure, such as the worst
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
+        interval = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
+    return Difference(mean, float(interval.low), float(interval.high))
+
+
+def bootstrap(scores: dict[str, Any], function: Callable[..., Any]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """
+    :param scores: Scores by name, shape (n_seeds, n_envs) each, or pairs of such
+    :param function: What to estimate
+    :return: estimates, and 95 % intervals of the stratified bootstrap over seeds
+
+    Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice"; their library rliable
+    """
+    from rliable import library
+
+    with warnings.catch_warnings():
+        # rliable hands arch a generator in the way that arch is leaving
+        warnings.simplefilter("ignore", FutureWarning)
+        return library.get_interval_estimates(scores, function, reps=N_BOOTSTRAP, random_state=np.random.RandomState(0))
