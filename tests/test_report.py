@@ -7,9 +7,15 @@ import sys
 import numpy as np
 import pytest
 
+from sb3_qac.study import analysis
 from sb3_qac.study.analysis import paragraphs
 from sb3_qac.study.records import difference, load_study, pooled, standard_error
 from sb3_qac.study.report import table, write_report
+
+
+@pytest.fixture(autouse=True)
+def quick_bootstrap(monkeypatch):
+    monkeypatch.setattr(analysis, "N_BOOTSTRAP_OF_RANKS", 50)
 
 
 def write_run(folder, group, seed, returns, finished=True, steps_per_second=100.0, curves=True, env_id="Game-v0"):

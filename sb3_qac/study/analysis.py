@@ -10,7 +10,16 @@ import numpy as np
 import pandas as pd
 from rliable import metrics
 
-from sb3_qac.study.records import Difference, Groups, Record, bootstrap, difference, n_common
+from sb3_qac.study.records import (
+    N_BOOTSTRAP,
+    N_BOOTSTRAP_OF_RANKS,
+    Difference,
+    Groups,
+    Record,
+    bootstrap,
+    difference,
+    n_common,
+)
 
 # Of stock A2C, as published: where, and the mean score. The protocols are not ours.
 PUBLISHED = {
@@ -50,7 +59,7 @@ def statistics(groups: Groups) -> Iterator[str]:
     if n_seeds < 2:
         yield "One seed gives no interval."
         return
-    estimates, intervals = bootstrap(scores, lambda values: np.array([metrics.aggregate_iqm(values)]))
+    estimates, intervals = bootstrap(scores, lambda values: np.array([metrics.aggregate_iqm(values)]), N_BOOTSTRAP)
     yield "| group | mean | interquartile mean | 95 % bootstrap interval | standard deviation over seeds |"
     yield "|---|---|---|---|---|"
     for group, values in scores.items():
@@ -76,7 +85,7 @@ def improvements(scores: dict[str, np.ndarray]) -> Iterator[str]:
     pairs = {f"{x} over {y}": (scores[x], scores[y]) for i, x in enumerate(names) for y in names[:i]}
     if not pairs:
         return
-    estimates, intervals = bootstrap(pairs, metrics.probability_of_improvement)
+    estimates, intervals = bootstrap(pairs, metrics.probability_of_improvement, N_BOOTSTRAP_OF_RANKS)
     yield "| pair | probability of improvement | 95 % bootstrap interval |"
     yield "|---|---|---|"
     for pair in pairs:
