@@ -27,7 +27,8 @@ train: $(READY)  ## Train QA2C on Pong with RL Zoo, into logs/ (STEPS=15000000 S
 test: lint type  ## Lint, types and the test suite
 	$(BIN)/python -m pytest
 
-test-slow: $(READY)  ## The tests that take minutes
+test-slow: $(READY)  ## The tests that take minutes, on a Ray cluster too
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[ray]"
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)  ## Ruff and the formatting

@@ -151,6 +151,12 @@ def add_study_parser(commands: Any) -> None:
     study.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of the faster network")
     study.add_argument("--conf-file", help="YAML file with hyperparameters for all; default: each algorithm's own")
     study.add_argument("--jobs", type=int, default=1, help="trainings at once")
+    study.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run them on this Ray cluster instead, auto for the one of this machine; needs the extra sb3_qac[ray], "
+        "and the output folder on all of its machines",
+    )
     study.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
     study.add_argument("--device", default="auto", help="PyTorch device")
     study.add_argument(
@@ -193,9 +199,13 @@ def run_study_command(args: argparse.Namespace) -> int:
     except ValueError as error:
         sys.exit(f"study: {error}")
     try:
-        failed = run_study(runs, args.jobs)
+        failed = run_study(runs, args.jobs, args.ray)
     except KeyboardInterrupt:
         sys.exit("study: interrupted; the same command goes on.")
+    except ImportError as error:
+        sys.exit(f"study: {error}. Install what --ray needs with: pip install 'sb3_qac[ray]'")
+    except OSError as error:
+        sys.exit(f"study: there is no Ray cluster at {args.ray}: {error}")
     if args.json:
         print(json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
     for folder, reason in failed.items():

@@ -19,6 +19,7 @@ import numpy as np
 import stable_baselines3
 import torch as th
 import yaml
+from filelock import FileLock
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import ALGOS, get_wrapper_class
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -310,13 +311,20 @@ def whole_games(env_wrapper: Any) -> Any:
 
 def train_run(run: Run) -> str | None:
     """
-    Train, or go on with, one run of a study.
+    Train, or go on with, one run of a study. Where another process is at it, wait for that one to end: a run that came to
+    its end is not run again.
 
     :param run: The run
     :return: None, or what went wrong; it is in the run's ``error.txt`` as well
     """
     folder = Path(run.folder)
     folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        return None if run.finished else _train_or_tell(run)
+
+
+def _train_or_tell(run: Run) -> str | None:
+    folder = Path(run.folder)
     error_file = folder / "error.txt"
     try:
         with open(folder / "printed.txt", "a") as printed, contextlib.redirect_stdout(printed):

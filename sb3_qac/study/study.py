@@ -2,7 +2,11 @@
 
 import importlib.util
 import itertools
-from collections.abc import Sequence
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,8 @@ ENVS = {
     "classic": ("CartPole-v1", "Acrobot-v1"),
     "minatar": tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
 }
+# How often a run is tried again after the loss of its machine, and for how many seconds one may write its last checkpoint
+RAY_RETRIES, RAY_GRACE = 10, 60
 # With more runs than this, the table shows only those that are under way
 MAX_ROWS = 20
 
@@ -78,26 +84,80 @@ def _check_env(env_id: str) -> None:
         raise ValueError(f"{error} Short names are {', '.join(ENVS)}.") from None
 
 
-def run_study(runs: Sequence[Run], jobs: int = 1) -> dict[str, str]:
+def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:
     """
     Run what is not finished, with a live table. After Ctrl-C the same call goes on.
 
     :param runs: Runs of the study
-    :param jobs: How many at once, each in a process of its own
+    :param jobs: How many at once on this machine, each in a process of its own
+    :param ray_address: Address of a Ray cluster to run them on instead, "auto" for the one of this machine. The folders of
+        the runs must be the same on all of its machines.
     :return: what went wrong, by the folder of the run
     :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
     """
     pending = [run for run in runs if not run.finished]
     failed: dict[str, str] = {}
     with Live(get_renderable=lambda: status_table(runs, failed), refresh_per_second=0.5, console=Console(stderr=True)):
-        results = Parallel(n_jobs=jobs, return_as="generator")(delayed(train_run)(run) for run in pending)
-        for run, error in zip(pending, results, strict=True):
+        for run, error in run_on_ray(pending, ray_address) if ray_address else run_here(pending, jobs):
             if error is not None:
                 failed[run.folder] = error
             elif not run.finished:
                 # RL Zoo keeps Ctrl-C to itself
                 raise KeyboardInterrupt
     return failed
+
+
+def run_here(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]:
+    """
+    :param runs: Runs to train, or to go on with
+    :param jobs: How many at once
+    :return: each run in its turn, and what went wrong, if something did
+    """
+    results = Parallel(n_jobs=jobs, return_as="generator")(delayed(train_run)(run) for run in runs)
+    yield from zip(runs, results, strict=True)
+
+
+def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | None]]:
+    """
+    Ray decides where each runs. A run whose machine or process is lost is tried again elsewhere, from its last checkpoint.
+
+    :param runs: Runs to train, or to go on with
+    :param address: Address of a Ray cluster
+    :return: each run as it ends, and what went wrong, if something did
+    :raises OSError: if there is no cluster
+    """
+    import ray
+
+    _check_address(address)
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+    tasks = {}
+    for run in runs:
+        n_gpus = 1 if run.device.startswith("cuda") else 0
+        train = ray.remote(num_cpus=run.n_threads, num_gpus=n_gpus, max_retries=RAY_RETRIES)(train_run)
+        # A worker has another working directory
+        tasks[train.remote(replace(run, folder=os.path.abspath(run.folder)))] = run
+    try:
+        while tasks:
+            (task,), _ = ray.wait(list(tasks))
+            run = tasks.pop(task)
+            try:
+                yield run, ray.get(task)
+            except ray.exceptions.RayError as error:
+                yield run, f"{type(error).__name__}: {error}".splitlines()[0]
+    finally:
+        # After Ctrl-C each writes a checkpoint
+        for task in tasks:
+            ray.cancel(task)
+        if tasks:
+            ray.wait(list(tasks), num_returns=len(tasks), timeout=RAY_GRACE)
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    # Ray tries for minutes
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "//" not in host:
+        socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
