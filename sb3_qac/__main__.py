@@ -175,10 +175,12 @@ def run_study_command(args: argparse.Namespace) -> int:
     :return: Exit code, 1 if a run failed
     """
     # RL Zoo is slow to import
-    from sb3_qac.study.study import make_grid, run_study
+    from sb3_qac.study.study import check_ray_address, make_grid, run_study
 
     try:
         check_number("jobs", args.jobs, minimum=1)
+        if args.ray is not None:
+            check_ray_address(args.ray)
         runs = make_grid(
             args.env,
             args.algos,
@@ -204,8 +206,8 @@ def run_study_command(args: argparse.Namespace) -> int:
         sys.exit("study: interrupted; the same command goes on.")
     except ImportError as error:
         sys.exit(f"study: {error}. Install what --ray needs with: pip install 'sb3_qac[ray]'")
-    except OSError as error:
-        sys.exit(f"study: there is no Ray cluster at {args.ray}: {error}")
+    except ConnectionError as error:
+        sys.exit(f"study: {error}")
     if args.json:
         print(json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
     for folder, reason in failed.items():

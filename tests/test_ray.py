@@ -69,8 +69,11 @@ def test_the_command_line_runs_on_a_cluster(cluster, tmp_path):
     assert json.loads(result.stdout)["study/task1_seed-0"]["finished"]
 
 
-def test_no_cluster_is_said_in_a_line():
+@pytest.mark.parametrize(
+    ("address", "message"), [("127.0.0.1:1", "no Ray cluster at 127"), ("nonsense", "HOST:PORT"), ("auto", "Ray")]
+)
+def test_no_cluster_is_said_in_a_line(address, message, tmp_path):
     pytest.importorskip("ray")
-    command = [sys.executable, "-m", "sb3_qac", "study", "cartpole", "--ray", "127.0.0.1:1"]
+    command = [sys.executable, "-m", "sb3_qac", "study", "cartpole", "--ray", address, "--output", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 1 and "no Ray cluster at 127.0.0.1:1" in result.stderr and "Traceback" not in result.stderr
+    assert result.returncode == 1 and message in result.stderr and "Traceback" not in result.stderr

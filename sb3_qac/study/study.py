@@ -124,11 +124,10 @@ def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | N
     :param runs: Runs to train, or to go on with
     :param address: Address of a Ray cluster
     :return: each run as it ends, and what went wrong, if something did
-    :raises OSError: if there is no cluster
+    :raises ConnectionError: if there is no cluster
     """
     import ray
 
-    _check_address(address)
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     tasks = {}
     for run in runs:
@@ -153,11 +152,20 @@ def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | N
         ray.shutdown()
 
 
-def _check_address(address: str) -> None:
-    # Ray tries for minutes
+def check_ray_address(address: str) -> None:
+    """
+    :param address: Address of a Ray cluster: "auto", "host:port", or one with "ray://"
+    :raises ValueError: if it is none, or nothing answers there (Ray itself would try for minutes)
+    """
     host, _, port = address.rpartition(":")
-    if port.isdigit() and "//" not in host:
+    if address == "auto" or address.startswith("ray://"):
+        return
+    if not host or not port.isdigit():
+        raise ValueError(f"`ray` must be 'auto', HOST:PORT or ray://HOST:PORT, but {address!r} was given.")
+    try:
         socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ValueError(f"There is no Ray cluster at {address}: {error}. `ray start --head` starts one.") from None
 
 
 def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
