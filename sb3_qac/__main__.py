@@ -15,7 +15,7 @@ from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
 from sb3_qac.doctor import examine
 from sb3_qac.study.benchmark import run_benchmark, tables, write_report
-from sb3_qac.zoo import presets, register
+from sb3_qac.zoo import ALGORITHMS, presets, register
 
 ZOO_COMMANDS = ("train", "enjoy", "record_video", "push_to_hub", "load_from_hub")
 
@@ -115,7 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
-    preset.add_argument("algo", choices=("qa2c", "a2c"), help="a2c: the stock A2C that QA2C is compared with")
+    preset.add_argument("algo", choices=(*ALGORITHMS, "a2c"), help="a2c: the stock A2C that QA2C is compared with")
     return parser
 
 

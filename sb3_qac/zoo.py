@@ -22,18 +22,19 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
 from sb3_qac.common.env_util import register_minatar_envs
-from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN
+from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
 from sb3_qac.qa2c import QA2C
+from sb3_qac.reinforce import REINFORCE
 
 if TYPE_CHECKING:
     import optuna
 
-ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C}
+ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "reinforce": REINFORCE}
 
 
 def presets(algo: str) -> Path:
     """
-    :param algo: Name of an algorithm in RL Zoo: "qa2c", or "a2c" for the settings it is compared with
+    :param algo: Name of an algorithm in RL Zoo: "qa2c", "reinforce", or "a2c" for the settings QA2C is compared with
     :return: Path of the file with its hyperparameters
     """
     inside, beside = Path(__file__).parent / "hyperparams", Path(__file__).parent.parent / "hyperparams"
@@ -80,6 +81,40 @@ def convert_qa2c_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     return hyperparams
 
 
+def sample_reinforce_params(
+    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    Sampler for REINFORCE hyperparams. Those of the policy are left as the preset has them.
+
+    :param trial: Trial of Optuna
+    :param n_actions: (unused, for continuous actions)
+    :param n_envs: Number of parallel environments of the preset
+    :param additional_args: (unused, for off-policy algorithms)
+    :return: Arguments of ``REINFORCE``
+    """
+    trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True)
+    trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
+    trial.suggest_float("ent_coef", 1e-5, 0.1, log=True)
+    for name in ("baseline", "normalize_returns"):
+        trial.suggest_categorical(name, [False, True])
+
+    hyperparams = convert_reinforce_params(trial.params)
+    # Display true values
+    trial.set_user_attr("gamma", hyperparams["gamma"])
+    return hyperparams
+
+
+def convert_reinforce_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param sampled_params: Values sampled by ``sample_reinforce_params``, as Optuna stores them
+    :return: Arguments of ``REINFORCE``
+    """
+    hyperparams = dict(sampled_params)
+    hyperparams["gamma"] = 1 - hyperparams.pop("one_minus_gamma")
+    return hyperparams
+
+
 def _register_algorithms(utils: ModuleType) -> None:
     for name, algorithm in ALGORITHMS.items():
         registered = utils.ALGOS.setdefault(name, algorithm)
@@ -88,8 +123,8 @@ def _register_algorithms(utils: ModuleType) -> None:
 
 
 def _register_search_space(hyperparams_opt: ModuleType) -> None:
-    hyperparams_opt.HYPERPARAMS_SAMPLER["qa2c"] = sample_qa2c_params
-    hyperparams_opt.HYPERPARAMS_CONVERTER["qa2c"] = convert_qa2c_params
+    hyperparams_opt.HYPERPARAMS_SAMPLER.update(qa2c=sample_qa2c_params, reinforce=sample_reinforce_params)
+    hyperparams_opt.HYPERPARAMS_CONVERTER.update(qa2c=convert_qa2c_params, reinforce=convert_reinforce_params)
 
 
 def _register_presets(exp_manager: ModuleType) -> None:
@@ -192,7 +227,7 @@ def _zoo_arguments() -> argparse.Namespace:
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     if not hasattr(exp_manager.ExperimentManager.__init__, "__wrapped__"):
         # Names for `policy_kwargs`, which RL Zoo evaluates there
-        vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN)
+        vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN, SharedMlp=SharedMlp)
         register_minatar_envs()
         _register_presets(exp_manager)
         _resume_exactly(exp_manager)

@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_qac import QA2C
+from sb3_qac import QA2C, REINFORCE
 from sb3_qac.common import callbacks
 from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
 from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in
@@ -54,6 +54,8 @@ def make_model(algorithm, folder=None, env_id="CartPole-v1", n_envs=4, normalize
     arguments = dict(n_steps=8, learning_rate=1e-3, seed=0, device="cpu", tensorboard_log=tensorboard_log)
     if algorithm is PPO:
         arguments.update(batch_size=16, n_epochs=2)
+    if algorithm is REINFORCE:
+        del arguments["n_steps"]
     return algorithm("MlpPolicy", env, **{**arguments, **kwargs})
 
 
@@ -91,7 +93,7 @@ def assert_same_training(one, one_folder, other, other_folder):
     logs = [list((folder / "tensorboard").iterdir()) for folder in (one_folder, other_folder)]
     assert [len(folders) for folders in logs] == [1, 1]
     rows = [tensorboard_rows(folders[0]) for folders in logs]
-    assert rows[0] == rows[1] and len(rows[0]) > 100
+    assert rows[0] == rows[1] and len(rows[0]) > 50
     for i in range(4):
         monitors = [read_monitor(folder / f"{i}.monitor.csv") for folder in (one_folder, other_folder)]
         assert monitors[0] == monitors[1] and len(monitors[0]) > 5
@@ -105,7 +107,7 @@ def read_monitor(path):
     return [row[:2] for row in csv.reader(path.read_text().splitlines()[2:])]
 
 
-@pytest.mark.parametrize("algorithm", [QA2C, A2C, PPO])
+@pytest.mark.parametrize("algorithm", [QA2C, REINFORCE, A2C, PPO])
 def test_a_training_goes_on_exactly(algorithm, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     # The second and the third interruption come before the next checkpoint

@@ -2,7 +2,8 @@ from typing import Literal
 
 import gymnasium as gym
 import torch as th
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
+from stable_baselines3.common.preprocessing import get_flattened_obs_dim
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN, create_mlp
 from torch import nn
 from torch.nn import functional as F
 
@@ -95,3 +96,26 @@ class MinAtarCNN(BaseFeaturesExtractor):
         :return: Features, shape (batch_size, features_dim)
         """
         return self.linear(self.cnn(observations.permute(0, 3, 1, 2)))
+
+
+class SharedMlp(BaseFeaturesExtractor):
+    """
+    Layers that the actor and the critic of an ``MlpPolicy`` share, which SB3's ``net_arch`` keeps apart. With
+    ``policy_kwargs=dict(features_extractor_class=SharedMlp, net_arch=[])`` only the two heads are separate.
+
+    :param observation_space: Observation space
+    :param features_dim: Number of units of each layer
+    :param n_layers: Number of layers
+    """
+
+    def __init__(self, observation_space: gym.Space, features_dim: int = 128, n_layers: int = 2) -> None:
+        super().__init__(observation_space, features_dim)
+        n_inputs = get_flattened_obs_dim(observation_space)
+        self.mlp = nn.Sequential(nn.Flatten(), *create_mlp(n_inputs, -1, [features_dim] * n_layers, nn.Tanh))
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        """
+        :param observations: Observations, shape (batch_size, ...)
+        :return: Features, shape (batch_size, features_dim)
+        """
+        return self.mlp(observations)

@@ -35,7 +35,7 @@ from sb3_qac.common.env_util import to_ale_vec_env
 from sb3_qac.common.state import StateError, get_state
 from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.common.wrappers import EpisodeReplay
-from sb3_qac.zoo import presets, register
+from sb3_qac.zoo import ALGORITHMS, presets, register
 
 # Evaluation games are not those of training
 EVAL_SEED_OFFSET = 10_000
@@ -411,8 +411,8 @@ def config_of(algo: str, env_id: str) -> str | None:
     :param env_id: Environment
     :return: YAML file of this package for it, where it has one for such environments; None for RL Zoo's own
     """
-    if algo == "qa2c":
-        return str(presets("qa2c"))
+    if algo in ALGORITHMS:
+        return str(presets(algo))
     if algo == "a2c":
         known = yaml.safe_load(presets("a2c").read_text())
         if env_id in known or ExperimentManager.is_atari(env_id):

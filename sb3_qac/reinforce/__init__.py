@@ -1,0 +1,3 @@
+from sb3_qac.reinforce.reinforce import REINFORCE
+
+__all__ = ["REINFORCE"]

@@ -1,0 +1,319 @@
+import math
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, BasePolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
+from stable_baselines3.common.utils import explained_variance, obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_qac.common.checks import check_finite, check_number
+
+SelfREINFORCE = TypeVar("SelfREINFORCE", bound="REINFORCE")
+
+
+class Episodes(NamedTuple):
+    """
+    The steps of whole episodes.
+
+    :param observations: Observations, shape (n_steps, ...)
+    :param actions: Actions, shape (n_steps, ...)
+    :param returns: What each step's log probability is weighted with, shape (n_steps,)
+    :param n_episodes: Number of episodes
+    """
+
+    observations: th.Tensor | TensorDict
+    actions: th.Tensor
+    returns: th.Tensor
+    n_episodes: int
+
+
+class REINFORCE(OnPolicyAlgorithm):
+    """
+    REINFORCE, the Monte Carlo policy gradient.
+
+    Paper: Williams 1992, https://doi.org/10.1007/BF00992696; the baseline: Sutton and Barto 2018, section 13.4
+
+    With sums over the steps of an episode, and means over episodes, it minimises::
+
+        loss = - mean [ sum_t log pi(a_t|s_t) * w_t ]         w_t = G_t, or G_t - V(s_t) with the baseline, V held fixed
+               - ent_coef * mean [ sum_t entropy of pi(.|s_t) ]
+               + vf_coef  * mean [ sum_t (G_t - V(s_t))^2 ]   with the baseline only
+
+    Nothing is bootstrapped: G_t is made of the rewards of the episode alone, an episode cut by a time limit ends there.
+    Every environment contributes the same number of whole episodes to an update: were it the first that end, short
+    episodes would count too much. Environments that are done wait, and all are reset before the next rollout.
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy): SB3's, of which V serves as baseline
+    :param env: The environment to learn from (if registered in Gym, can be str). Its episodes have to end.
+    :param learning_rate: The learning rate, it can be a function
+        of the current progress remaining (from 1 to 0)
+    :param n_episodes: Whole episodes of each environment for an update
+    :param gamma: Discount factor, between 0 and 1
+    :param return_to_go: Whether G_t is the discounted sum of the rewards from t on, or of the whole episode, for each of its
+        steps. The former leaves out what an action cannot have caused.
+    :param baseline: Whether to learn a baseline V(s)
+    :param normalize_returns: Whether to shift and scale the weights w_t of an update to mean 0 and standard deviation 1
+    :param ent_coef: Entropy coefficient for the loss calculation
+    :param vf_coef: Value function coefficient for the loss calculation
+    :param max_grad_norm: The maximum value for the gradient clipping
+    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
+        the reported success rate, mean episode length, and mean reward over
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments to be passed to the policy on creation
+    :param verbose: Verbosity level: 0 for no output, 1 for info messages (such as device or wrappers used), 2 for
+        debug messages
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run.
+        Setting it to auto, the code will be run on the GPU if possible.
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :raises ValueError: for an argument that cannot be used
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": ActorCriticPolicy,
+        "CnnPolicy": ActorCriticCnnPolicy,
+        "MultiInputPolicy": MultiInputActorCriticPolicy,
+    }
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-3,
+        n_episodes: int = 1,
+        gamma: float = 0.99,
+        return_to_go: bool = True,
+        baseline: bool = False,
+        normalize_returns: bool = False,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = math.inf,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            # Episodes have no fixed length: SB3's buffer stays unused
+            n_steps=1,
+            gamma=gamma,
+            gae_lambda=1.0,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            _init_setup_model=False,
+            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+        )
+        self.n_episodes = n_episodes
+        self.return_to_go = return_to_go
+        self.baseline = baseline
+        self.normalize_returns = normalize_returns
+        self._episodes: Episodes | None = None
+
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        check_number("n_episodes", self.n_episodes, minimum=1)
+        check_number("gamma", self.gamma, maximum=1)
+        for name in ("ent_coef", "vf_coef"):
+            check_number(name, getattr(self, name))
+        if self.max_grad_norm != math.inf:
+            check_number("max_grad_norm", self.max_grad_norm)
+        super()._setup_model()
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_episodes"]
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """
+        Play ``n_episodes`` whole episodes in each environment.
+
+        :param env: The training environment
+        :param callback: Callback that will be called at each step
+            (and at the beginning and end of the rollout)
+        :param rollout_buffer: (unused, for algorithms with a fixed number of steps)
+        :param n_rollout_steps: (unused, for algorithms with a fixed number of steps)
+        :return: True if all episodes ended, False if the callback, or the number of timesteps, ended the training before
+        """
+        assert self._last_episode_starts is not None, "No previous observation was provided"
+        # Switch to eval mode (this affects batch norm / dropout)
+        self.policy.set_training_mode(False)
+        callback.on_rollout_start()
+
+        if not np.all(self._last_episode_starts):
+            self._last_obs = env.reset()  # type: ignore[assignment]
+        observations, actions, rewards, dones, played = [], [], [], [], []
+        n_done = np.zeros(env.num_envs, dtype=int)
+        while np.any(n_done < self.n_episodes):
+            if self.num_timesteps >= self._total_timesteps:
+                return False
+            obs = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+            with th.no_grad():
+                step_actions = self.policy(obs)[0]
+            new_obs, step_rewards, step_dones, infos = env.step(self._for_env(step_actions.cpu().numpy()))
+            self.num_timesteps += env.num_envs
+
+            # Give access to local variables
+            callback.update_locals({**locals(), "rewards": step_rewards, "dones": step_dones})
+            if not callback.on_step():
+                return False
+            self._update_info_buffer(infos, step_dones)
+
+            observations.append(obs)
+            actions.append(step_actions)
+            rewards.append(step_rewards)
+            dones.append(step_dones)
+            played.append(n_done < self.n_episodes)
+            n_done += step_dones
+            self._last_obs = new_obs  # type: ignore[assignment]
+            self._last_episode_starts = step_dones
+
+        mask = th.as_tensor(np.array(played), device=self.device)  # (n_steps, n_envs)
+        returns = episode_returns(np.array(rewards), np.array(dones), self.gamma, self.return_to_go)
+        self._episodes = Episodes(
+            observations=_select(observations, mask),
+            actions=th.stack(actions)[mask],
+            returns=th.as_tensor(returns, dtype=th.float32, device=self.device)[mask],
+            n_episodes=self.n_episodes * env.num_envs,
+        )
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return True
+
+    def _for_env(self, actions: np.ndarray) -> np.ndarray:
+        if not isinstance(self.action_space, spaces.Box):
+            return actions
+        if self.policy.squash_output:
+            return self.policy.unscale_action(actions)
+        # An unbounded Gaussian distribution is sampled
+        return np.clip(actions, self.action_space.low, self.action_space.high)
+
+    def train(self) -> None:
+        """
+        Update policy using the episodes that were played (one gradient step over whole data).
+        """
+        assert self._episodes is not None
+        # Switch to train mode (this affects batch norm / dropout)
+        self.policy.set_training_mode(True)
+
+        # Update optimizer learning rate
+        self._update_learning_rate(self.policy.optimizer)
+
+        observations, actions, returns, n_episodes = self._episodes
+        self._episodes = None
+        values, log_prob, entropy = self.policy.evaluate_actions(observations, actions)
+        values = values.flatten()
+
+        weights = returns - values.detach() if self.baseline else returns
+        if self.normalize_returns:
+            weights = (weights - weights.mean()) / (weights.std(unbiased=False) + 1e-8)
+
+        # Sums over the steps of an episode, means over episodes
+        policy_loss = -(log_prob * weights).sum() / n_episodes
+        value_loss = ((returns - values) ** 2).sum() / n_episodes
+        # Without an analytical form, entropy of the actions taken
+        entropy_loss = (log_prob if entropy is None else -entropy).sum() / n_episodes
+        loss = policy_loss + self.ent_coef * entropy_loss
+        if self.baseline:
+            loss = loss + self.vf_coef * value_loss
+
+        # Optimization step
+        self.policy.optimizer.zero_grad()
+        loss.backward()
+        grad_norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        steps = len(returns) / n_episodes
+        logged = {
+            "loss": loss.item(),
+            "policy_loss": policy_loss.item(),
+            # Of a step, as in A2C
+            "entropy_loss": entropy_loss.item() / steps,
+            "grad_norm": grad_norm.item(),
+        }
+        if self.baseline:
+            logged["value_loss"] = value_loss.item() / steps
+        check_finite(logged)
+        self.policy.optimizer.step()
+
+        self._n_updates += 1
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name, value in logged.items():
+            self.logger.record(f"train/{name}", value)
+        if self.baseline:
+            explained_var = explained_variance(values.numpy(force=True), returns.numpy(force=True))
+            self.logger.record("train/explained_variance", explained_var)
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
+
+    def learn(
+        self: SelfREINFORCE,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 10,
+        tb_log_name: str = "REINFORCE",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfREINFORCE:
+        return super().learn(
+            total_timesteps=total_timesteps,
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )
+
+
+def episode_returns(rewards: np.ndarray, dones: np.ndarray, gamma: float, return_to_go: bool) -> np.ndarray:
+    """
+    Discounted returns of episodes, ``G_t = sum_{k >= t} gamma^(k - t) r_k``, or for each step that of the whole, ``G_0``.
+
+    :param rewards: Rewards, shape (n_steps, n_envs)
+    :param dones: Whether an episode ends with the step, shape (n_steps, n_envs)
+    :param gamma: Discount factor
+    :param return_to_go: Whether to leave out what was before the step
+    :return: Returns, shape (n_steps, n_envs); of an episode that does not end, those of the rewards that are there
+    """
+    returns = np.zeros(rewards.shape)
+    following = np.zeros(rewards.shape[1])
+    for t in reversed(range(len(rewards))):
+        following = rewards[t] + gamma * ~dones[t] * following
+        returns[t] = following
+    if not return_to_go:
+        for t in range(1, len(returns)):
+            returns[t] = np.where(dones[t - 1], returns[t], returns[t - 1])
+    return returns
+
+
+def _select(observations: list[th.Tensor | TensorDict], mask: th.Tensor) -> th.Tensor | TensorDict:
+    """
+    :param observations: Observations at each step, shape (n_envs, ...), or dicts of such
+    :param mask: Which of them to take, shape (n_steps, n_envs)
+    :return: Those, shape (n_selected, ...)
+    """
+    first = observations[0]
+    if isinstance(first, dict):
+        return {key: th.stack([obs[key] for obs in observations])[mask] for key in first}  # type: ignore[index]
+    return th.stack(observations)[mask]  # type: ignore[arg-type]

@@ -1,0 +1,172 @@
+"""REINFORCE: whole episodes, no bootstrap, and the gradient of the textbook."""
+
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb3_qac import REINFORCE
+from sb3_qac.reinforce.reinforce import episode_returns
+
+
+class Corridor(gym.Env):
+    """An episode of some steps, each with the reward of its number; the observation is the number."""
+
+    def __init__(self, lengths=(3,), observation_space=None, action_space=None, truncate=False):
+        self.observation_space = observation_space or spaces.Box(0, 100, (1,), np.float32)
+        self.action_space = action_space or spaces.Discrete(2)
+        self.lengths, self.truncate, self.n_episodes = lengths, truncate, 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = self.lengths[self.n_episodes % len(self.lengths)]
+        self.n_episodes += 1
+        self.step_number = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        self.step_number += 1
+        end = self.step_number == self.length
+        return self._observation(), float(self.step_number), end and not self.truncate, end and self.truncate, {}
+
+    def _observation(self):
+        number = np.full((1,), self.step_number, dtype=np.float32)
+        if isinstance(self.observation_space, spaces.Dict):
+            return {"number": number}
+        if self.observation_space.shape != (1,):
+            return np.full(self.observation_space.shape, self.step_number, dtype=self.observation_space.dtype)
+        return number
+
+
+def collect(model):
+    _, callback = model._setup_learn(10**6, None)
+    callback.on_training_start({}, {})
+    assert model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    return model._episodes
+
+
+def test_returns_are_those_of_the_textbook():
+    # Rewards 1, 2, 4 with discount 1/2, then an episode of one step with 8
+    rewards, dones = np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([[False], [False], [True], [True]])
+    assert episode_returns(rewards, dones, 0.5, True).ravel().tolist() == [3.0, 4.0, 4.0, 8.0]
+    assert episode_returns(rewards, dones, 0.5, False).ravel().tolist() == [3.0, 3.0, 3.0, 8.0]
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_each_environment_gives_as_many_whole_episodes(truncate):
+    env = make_vec_env(lambda: Corridor((2, 5, 3), truncate=truncate), 3)
+    model = REINFORCE("MlpPolicy", env, n_episodes=2, gamma=1.0, device="cpu")
+    episodes = collect(model)
+    assert episodes.n_episodes == 6
+    # Episodes of 2 and 5 steps in each of three environments. A time limit ends an episode as any other end does
+    expected = [3.0, 2.0, 15.0, 14.0, 12.0, 9.0, 5.0]
+    assert sorted(episodes.returns.tolist()) == sorted(3 * expected)
+    assert sorted(episodes.observations.flatten().tolist()) == sorted(3 * [0.0, 1.0, 0.0, 1.0, 2.0, 3.0, 4.0])
+
+
+def test_long_episodes_are_not_crowded_out_by_short_ones():
+    lengths = iter([(2,), (10,)])
+    env = make_vec_env(lambda: Corridor(next(lengths)), 2)
+    model = REINFORCE("MlpPolicy", env, gamma=1.0, device="cpu")
+    for _ in range(2):
+        episodes = collect(model)
+        # While the second environment plays its 10 steps, the first one has ended five times: only once does it count
+        assert len(episodes.returns) == 12 and episodes.n_episodes == 2
+        # and the next rollout starts with new episodes in both
+        assert (episodes.observations == 0).sum() == 2
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_the_gradient_is_that_of_the_formula(baseline):
+    model = REINFORCE(
+        "MlpPolicy", make_vec_env(Corridor, 2), baseline=baseline, ent_coef=0.01, vf_coef=0.3, seed=0, device="cpu"
+    )
+    observations, actions, returns, n_episodes = collect(model)
+    # The sum over the steps of both episodes, one by one
+    loss = th.zeros(())
+    for obs, action, g in zip(observations, actions, returns, strict=True):
+        distribution = model.policy.get_distribution(obs[None])
+        value = model.policy.predict_values(obs[None])[0, 0]
+        weight = g - value.detach() if baseline else g
+        loss = loss - distribution.log_prob(action[None])[0] * weight - 0.01 * distribution.entropy()[0]
+        if baseline:
+            loss = loss + 0.3 * (g - value) ** 2
+    parameters = list(model.policy.parameters())
+    expected = th.autograd.grad(loss / n_episodes, parameters, allow_unused=True, materialize_grads=True)
+    model.train()
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        found = th.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        th.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_baseline_the_value_head_is_left_alone():
+    model = REINFORCE("MlpPolicy", make_vec_env(Corridor, 2), seed=0, device="cpu")
+    before = model.policy.value_net.weight.clone()
+    model.learn(100)
+    assert th.equal(before, model.policy.value_net.weight)
+    model = REINFORCE("MlpPolicy", make_vec_env(Corridor, 2), baseline=True, seed=0, device="cpu").learn(100)
+    assert not th.equal(before, model.policy.value_net.weight)
+
+
+def test_normalized_weights_do_not_depend_on_the_scale_of_rewards():
+    parameters = []
+    for scale in (1.0, 100.0):
+        env = make_vec_env(lambda scale=scale: gym.wrappers.TransformReward(Corridor(), lambda r: scale * r), 2)
+        model = REINFORCE("MlpPolicy", env, normalize_returns=True, seed=0, device="cpu").learn(60)
+        parameters.append(model.policy.action_net.weight)
+    th.testing.assert_close(*parameters, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "observation_space", "action_space"),
+    [
+        ("MlpPolicy", None, spaces.Box(-1, 1, (2,))),
+        ("MlpPolicy", None, spaces.MultiDiscrete([2, 3])),
+        ("MultiInputPolicy", spaces.Dict({"number": spaces.Box(0, 100, (1,), np.float32)}), None),
+        ("CnnPolicy", spaces.Box(0, 255, (1, 36, 36), np.uint8), None),
+    ],
+)
+def test_other_spaces(policy, observation_space, action_space, tmp_path):
+    env = make_vec_env(lambda: Corridor((3, 4), observation_space, action_space), 2)
+    model = REINFORCE(policy, env, baseline=True, seed=0, device="cpu").learn(60)
+    assert model.num_timesteps >= 60 and model._n_updates > 0
+    model.save(tmp_path / "model.zip")
+    obs = env.reset()
+    actions = [m.predict(obs, deterministic=True)[0] for m in (model, REINFORCE.load(tmp_path / "model.zip"))]
+    np.testing.assert_array_equal(*actions)
+
+
+def test_episodes_that_do_not_end_do_not_hang():
+    model = REINFORCE("MlpPolicy", make_vec_env(lambda: Corridor((10**9,)), 1), device="cpu")
+    assert model.learn(50).num_timesteps == 50
+
+
+@pytest.mark.parametrize("argument", [{"n_episodes": 0}, {"gamma": 1.1}, {"ent_coef": -1.0}, {"max_grad_norm": -1.0}])
+def test_what_cannot_be_used_is_refused(argument):
+    (name,) = argument
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        REINFORCE("MlpPolicy", "CartPole-v1", **argument)
+
+
+def test_rl_zoo_trains_it_with_its_preset(tmp_path):
+    command = [sys.executable, "-m", "rl_zoo3.train", "--algo", "reinforce", "--env", "CartPole-v1", "-n", "500"]
+    result = subprocess.run([*command, "--eval-freq", "-1"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (
+        "'normalize_returns', True" in result.stdout and (tmp_path / "logs/reinforce/CartPole-v1_1/CartPole-v1.zip").is_file()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_cartpole_is_solved(seed):
+    env = make_vec_env("CartPole-v1", 8, seed=seed)
+    kwargs = dict(normalize_returns=True, policy_kwargs=dict(net_arch=[128, 128]))
+    model = REINFORCE("MlpPolicy", env, seed=seed, device="cpu", **kwargs).learn(300_000)
+    assert evaluate_policy(model, make_vec_env("CartPole-v1", 8, seed=1000), 50)[0] == 500
