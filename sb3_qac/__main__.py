@@ -129,19 +129,25 @@ def add_study_parser(commands: Any) -> None:
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
         formatter_class=HelpFormatter,
     )
-    study.add_argument("env", help="environment, or one of pong, cartpole, classic, minatar")
+    study.add_argument("env", help="environment, or one of pong, cartpole, classic, minatar, ladder")
     study.add_argument(
         "--algos",
         nargs="+",
-        default=["a2c", "task1", "task2"],
         metavar="ALGO",
-        help="task1, task2, beta1 (task 1 with beta=1), or names of RL Zoo",
+        help="task1, task2, beta1 (task 1 with beta=1), names of RL Zoo, or rungs of the ladder; default: a2c task1 task2, "
+        "for ladder all its rungs",
     )
-    study.add_argument("--seeds", type=int, nargs="+", default=[0, 100], metavar="SEED", help="seeds of each")
-    study.add_argument("--steps", type=int, default=0, help="environment steps of each; 0 for those of the preset")
+    study.add_argument(
+        "--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each; default: 0 and 100, for ladder 0 to 4"
+    )
+    study.add_argument("--steps", type=int, help="environment steps of each; default: those of the preset, for ladder 125,000")
     study.add_argument("--stop-return", type=float, help="mean return of an evaluation at which a training stops")
-    study.add_argument("--eval-freq", type=int, default=300_000, help="environment steps between two evaluations")
-    study.add_argument("--eval-episodes", type=int, default=30, help="whole episodes of an evaluation, played at once")
+    study.add_argument(
+        "--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000, for ladder 25,000"
+    )
+    study.add_argument(
+        "--eval-episodes", type=int, help="whole episodes of an evaluation, played at once; default: 30, for ladder 10"
+    )
     study.add_argument(
         "--deterministic", action="store_true", help="evaluate the most probable action instead of sampled ones"
     )
@@ -162,8 +168,7 @@ def add_study_parser(commands: Any) -> None:
     study.add_argument(
         "--wandb",
         choices=("offline", "online", "disabled"),
-        default="offline",
-        help="mode of Weights & Biases; offline needs no account",
+        help="mode of Weights & Biases; default: offline, which needs no account, for ladder disabled",
     )
     study.add_argument("--output", type=Path, help="folder; default: results/ENV")
     study.add_argument("--json", action="store_true", help="print the state of each run as JSON at the end")
@@ -175,29 +180,14 @@ def run_study_command(args: argparse.Namespace) -> int:
     :return: Exit code, 1 if a run failed
     """
     # RL Zoo is slow to import
-    from sb3_qac.study.study import check_ray_address, make_grid, run_study
+    from sb3_qac.study.study import check_ray_address, run_study
 
+    folder = args.output or Path("results", args.env)
     try:
         check_number("jobs", args.jobs, minimum=1)
         if args.ray is not None:
             check_ray_address(args.ray)
-        runs = make_grid(
-            args.env,
-            args.algos,
-            args.seeds,
-            args.output or Path("results", args.env),
-            args.conf_file,
-            n_timesteps=args.steps,
-            stop_return=args.stop_return,
-            eval_freq=args.eval_freq,
-            n_eval_episodes=args.eval_episodes,
-            deterministic=args.deterministic,
-            native=not args.stock,
-            dtype=None if args.stock else args.dtype,
-            n_threads=args.threads,
-            device=args.device,
-            wandb=args.wandb,
-        )
+        runs = grid_of(args, folder)
     except ValueError as error:
         sys.exit(f"study: {error}")
     try:
@@ -210,9 +200,53 @@ def run_study_command(args: argparse.Namespace) -> int:
         sys.exit(f"study: {error}")
     if args.json:
         print(json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
-    for folder, reason in failed.items():
-        print(f"{folder} failed: {reason} (see error.txt in that folder)", file=sys.stderr)
+    for run_folder, reason in failed.items():
+        print(f"{run_folder} failed: {reason} (see error.txt in that folder)", file=sys.stderr)
+    if args.env == "ladder":
+        write_ladder(folder, args.jobs)
     return 1 if failed else 0
+
+
+def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
+    """
+    :param args: Command line of ``study``
+    :param folder: Folder of the study
+    :return: its runs
+    """
+    from sb3_qac.study.study import DEFAULTS, make_grid
+
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    asked = argparse.Namespace(**{**DEFAULTS[""], **DEFAULTS.get(args.env, {}), **given})
+    return make_grid(
+        asked.env,
+        asked.algos,
+        asked.seeds,
+        folder,
+        args.conf_file,
+        n_timesteps=asked.steps,
+        stop_return=args.stop_return,
+        eval_freq=asked.eval_freq,
+        n_eval_episodes=asked.eval_episodes,
+        deterministic=asked.deterministic,
+        native=not asked.stock,
+        dtype=None if asked.stock else asked.dtype,
+        n_threads=asked.threads,
+        device=asked.device,
+        wandb=asked.wandb,
+    )
+
+
+def write_ladder(folder: Path, jobs: int) -> None:
+    """
+    :param folder: Folder of the study
+    :param jobs: How many runs to measure at once
+    """
+    try:
+        from sb3_qac.study.ladder import write_page
+
+        print(write_page(folder, jobs))
+    except ImportError as error:
+        sys.exit(f"study: the runs are done, but not the page: {error}. Install what it needs: pip install 'sb3_qac[report]'")
 
 
 def run_report_command(folder: Path, goal: float | None, output: Path | None) -> None:

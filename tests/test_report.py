@@ -21,7 +21,8 @@ def quick_bootstrap(monkeypatch):
 def write_run(folder, group, seed, returns, finished=True, steps_per_second=100.0, curves=True, env_id="Game-v0"):
     """:param returns: Returns of an evaluation every 1,000 steps, shape (n_evaluations, n_episodes)"""
     run = folder / f"{group}_seed-{seed}"
-    run.mkdir(parents=True)
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "run.json").write_text("{}")
     settings = dict(name=run.name, group=group, seed=seed, env_id=env_id, n_eval_episodes=2, deterministic=False)
     settings.update(versions={"python": "3"}, commit="abc", machine={"cores": 2, "gpu": None})
     (run / "run.json").write_text(json.dumps(settings))

@@ -20,6 +20,7 @@ from rich.progress import track
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import explained_variance, set_random_seed
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checkpoints import read_json, write_atomically
 from sb3_qac.common.checks import check_number
@@ -327,44 +328,64 @@ def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threa
     """
     check_number("n_points", n_points, minimum=1)
     check_number("n_threads", n_threads, minimum=1)
-    run = load_settings(folder)
+    run = settings_of(folder)
+    if run.algo != "qa2c":
+        raise ValueError(f"{folder} is a run of {run.algo}, which has no critic Q(s, a). Only qa2c can be diagnosed.")
     snapshots = points_of(sorted((folder / "snapshots").glob("*.zip")), n_points)
     if not snapshots:
         raise ValueError(f"There are no snapshots in {folder}. `python -m sb3_qac study` keeps them.")
     register()
     th.set_num_threads(n_threads)
     set_random_seed(run.seed)
-    results = []
+    with environments_of(run) as env:
+        points = track(snapshots, description=run.name, console=Console(stderr=True))
+        results = [diagnose_snapshot(path, env, run.seed, n_rollouts) for path in points]
+    write_atomically(folder / DIAGNOSIS_FILE, json.dumps(results, indent=1).encode())
+    return results
+
+
+def diagnose_snapshot(path: Path, env: VecEnv, seed: int, n_rollouts: int) -> dict[str, Any]:
+    """
+    :param path: Snapshot of QA2C
+    :param env: Environments
+    :param seed: Seed for them
+    :param n_rollouts: Number of rollouts
+    :return: what ``diagnose_model`` gives
+    """
+    env.seed(seed)
+    return diagnose_model(QA2C.load(path, env=env), n_rollouts)
+
+
+@contextlib.contextmanager
+def environments_of(run: Run) -> Iterator[VecEnv]:
+    """
+    :param run: Run of a study
+    :return: within it, its training environments, made anew
+    :raises ValueError: if they are normalised
+    """
     with tempfile.TemporaryDirectory() as scratch:
         manager = StudyManager(dataclasses.replace(run, folder=scratch, n_eval_episodes=1))
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 model, _ = manager.setup_experiment()  # type: ignore[misc]
-            env = model.env
-            assert env is not None
             if model.get_vec_normalize_env() is not None:
-                raise ValueError(f"The environments of {folder} are normalised, and snapshots do not hold by how much.")
-            for path in track(snapshots, description=run.name, console=Console(stderr=True)):
-                env.seed(run.seed)
-                results.append(diagnose_model(QA2C.load(path, env=env), n_rollouts))
+                raise ValueError(f"The environments of {run.name} are normalised, and snapshots do not hold by how much.")
+            assert model.env is not None
+            yield model.env
         finally:
             for env in manager.envs:
                 env.close()
-    write_atomically(folder / DIAGNOSIS_FILE, json.dumps(results, indent=1).encode())
-    return results
 
 
-def load_settings(folder: Path) -> Run:
+def settings_of(folder: Path) -> Run:
     """
     :param folder: Folder of a run
     :return: its settings
-    :raises ValueError: if there is none, or it is not of QA2C
+    :raises ValueError: if there is none
     """
     settings = read_json(folder / "run.json")
     if not settings:
         raise ValueError(f"There is no run of a study in {folder}.")
-    if settings["algo"] != "qa2c":
-        raise ValueError(f"{folder} is a run of {settings['algo']}, which has no critic Q(s, a). Only qa2c can be diagnosed.")
     known = {field.name: settings[field.name] for field in dataclasses.fields(Run) if field.name in settings}
     return Run(**{**known, "folder": str(folder)})
 

@@ -97,7 +97,9 @@ def load_study(folder: Path) -> dict[str, Groups]:
     :return: records of all runs that were started, by environment and group, in the order of their seeds
     :raises ValueError: if there are none
     """
-    records = [load_run(path.parent) for pattern in ("*/run.json", "*/*/run.json") for path in sorted(folder.glob(pattern))]
+    found = [path.parent for pattern in ("*/run.json", "*/*/run.json") for path in sorted(folder.glob(pattern))]
+    # Checkpoints have a file of that name as well
+    records = [load_run(path) for path in found if path.name != "checkpoints"]
     if not records:
         raise ValueError(
             f"There is no run of a study in {folder}. `python -m sb3_qac study ... --output {folder}` makes some."

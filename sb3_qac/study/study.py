@@ -20,23 +20,42 @@ from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
+from sb3_qac.study.ladder import RUNGS
 from sb3_qac.study.runs import Run, train_run
 from sb3_qac.zoo import register
 
-# What the document calls its tasks, and the correction that makes task 1 unbiased, in terms of RL Zoo
+# What the documents call their tasks, and the other rungs of the ladder, in terms of RL Zoo
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "task1": ("qa2c", {"baseline": False, "beta": 0.0}),
-    "task2": ("qa2c", {"baseline": True, "beta": 0.0}),
-    "beta1": ("qa2c", {"baseline": False, "beta": 1.0}),
+    name: (rung.algo, rung.hyperparams) for name, rung in RUNGS.items() if name != rung.algo
 }
 ENVS = {
     "pong": ("PongNoFrameskip-v4",),
     "cartpole": ("CartPole-v1",),
+    "ladder": ("CartPole-v1",),
     "classic": ("CartPole-v1", "Acrobot-v1"),
     "minatar": tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
 }
 # How often a run is tried again after the loss of its machine, and for how many seconds one may write its last checkpoint
 RAY_RETRIES, RAY_GRACE = 10, 60
+# What a study is where nothing else is said, by its short name
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "": {
+        "algos": ["a2c", "task1", "task2"],
+        "seeds": [0, 100],
+        "steps": 0,
+        "eval_freq": 300_000,
+        "eval_episodes": 30,
+        "wandb": "offline",
+    },
+    "ladder": {
+        "algos": list(RUNGS),
+        "seeds": [0, 1, 2, 3, 4],
+        "steps": 125_000,
+        "eval_freq": 25_000,
+        "eval_episodes": 10,
+        "wandb": "disabled",
+    },
+}
 # With more runs than this, the table shows only those that are under way
 MAX_ROWS = 20
 
@@ -60,7 +79,7 @@ def make_grid(
         _check_env(env_id)
     unknown = [group for group in groups if group not in TASKS and group not in ALGOS]
     if unknown:
-        raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *ALGOS])}.")
+        raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *sorted(ALGOS)])}.")
     if config is not None and not Path(config).is_file():
         raise ValueError(f"There is no file {config} with hyperparameters.")
     for name in ("eval_freq", "n_eval_episodes", "n_threads"):
@@ -178,10 +197,13 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
     n_finished = sum(bool(status.get("finished")) for status in statuses.values())
     several = len({run.env_id for run in runs}) > 1
     caption = f"{n_finished} of {len(runs)} finished"
-    table = Table("run", "state", "steps", "steps/s", "time left", "last evaluation", caption=caption)
+    names = {run.folder: f"{run.env_id} {run.name}" if several else run.name for run in runs}
+    table = Table(caption=caption)
+    table.add_column("run", min_width=max(map(len, names.values())))
+    for heading in ("state", "steps", "steps/s", "time left", "last evaluation"):
+        table.add_column(heading)
     for run in runs:
-        status = statuses[run.folder]
-        name = f"{run.env_id} {run.name}" if several else run.name
+        status, name = statuses[run.folder], names[run.folder]
         if len(runs) > MAX_ROWS and run.folder not in failed and (not status or status["finished"]):
             continue
         if not status:

@@ -1,0 +1,230 @@
+"""
+The ladder of policy gradients on CartPole-v1, from REINFORCE to A2C, PPO and QA2C, each rung a change of one thing: run
+through the study's grid, and written up on one page.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from joblib import Parallel, delayed
+from rl_zoo3.utils import ALGOS
+from stable_baselines3 import PPO
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import set_random_seed
+
+from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, points_of, settings_of
+from sb3_qac.study.records import Record, load_study, standard_error
+from sb3_qac.study.runs import is_resumable
+from sb3_qac.zoo import register
+
+# gymnasium's threshold for CartPole-v1
+SOLVED = 475.0
+N_STEPS_OF_VARIANCE = 20_000
+PAGE = "ladder"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """
+    One algorithm of the ladder.
+
+    :param formula: What the actor maximises, the mean over steps
+    :param change: What it changes of the rung below
+    :param algo: Algorithm, by its name in RL Zoo
+    :param hyperparams: Entries that replace those of the preset
+    """
+
+    formula: str
+    change: str
+    algo: str
+    hyperparams: dict[str, Any] = field(default_factory=dict)
+
+
+SHARED = {"policy_kwargs": "dict(features_extractor_class=SharedMlp, net_arch=[])"}
+SAMPLED = {"policy_gradient": "sampled", "beta": 0.0}
+REINFORCE_PLAIN = {"normalize_returns": False}
+
+RUNGS: dict[str, Rung] = {
+    "reinforce-episode": Rung(
+        "ln pi(a_t) sum_k gamma^k r_k",
+        "whole-episode return",
+        "reinforce",
+        {**REINFORCE_PLAIN, "return_to_go": False},
+    ),
+    "reinforce-to-go": Rung("ln pi(a_t) G_t", "only what comes after the action", "reinforce", REINFORCE_PLAIN),
+    "reinforce-baseline": Rung(
+        "ln pi(a_t) (G_t - V)", "a learnt baseline", "reinforce", {**REINFORCE_PLAIN, "baseline": True}
+    ),
+    "reinforce-normalized": Rung("ln pi(a_t) (G_t - mean) / std", "normalised instead", "reinforce"),
+    "q-shared": Rung("ln pi(a_t) Q(a_t)", "a critic, on a shared body; n-step returns", "qa2c", {**SAMPLED, **SHARED}),
+    "q-shared-advantage": Rung("ln pi(a_t) (Q(a_t) - V~)", "its advantage", "qa2c", {**SAMPLED, **SHARED, "baseline": True}),
+    "q-separate": Rung("ln pi(a_t) Q(a_t)", "separate bodies", "qa2c", SAMPLED),
+    "q-separate-advantage": Rung("ln pi(a_t) (Q(a_t) - V~)", "its advantage", "qa2c", {**SAMPLED, "baseline": True}),
+    "task1": Rung("sum_a pi(a) Q(a)", "all actions instead of the sampled one", "qa2c", {"baseline": False, "beta": 0.0}),
+    "task2": Rung("sum_a pi(a) (Q(a) - V~)", "the advantage: the same gradient", "qa2c", {"baseline": True, "beta": 0.0}),
+    "beta1": Rung(
+        "sum_a pi(a) Q(a) + ln pi(a_t) (R_t - Q(a_t))",
+        "the critic's error corrected",
+        "qa2c",
+        {"baseline": False, "beta": 1.0},
+    ),
+    "a2c": Rung("ln pi(a_t) (R_t - V)", "SB3's A2C, with RL Zoo's settings", "a2c"),
+    "ppo": Rung("min(rho A, clip(rho) A), rho = pi(a_t) / pi_old(a_t)", "SB3's PPO, with RL Zoo's settings", "ppo"),
+    "dqn": Rung("(none: the greedy action of Q)", "SB3's DQN, with RL Zoo's settings", "dqn"),
+}
+
+
+def noise_of_run(folder: Path) -> dict[str, float] | None:
+    """
+    How noisy the actor's gradient is in the middle of a run: the trace of the covariance of the gradient of the policy's
+    last layer over the square of its expectation, for an update from 1,000 environment steps.
+
+    :param folder: Folder of a run with snapshots
+    :return: ``noise_to_signal`` and ``variance``, both for 1,000 steps; None for algorithms without such a gradient, or
+        without snapshots
+    """
+    register()
+    run = settings_of(folder)
+    snapshots = points_of(sorted((folder / "snapshots").glob("*.zip")), 3)
+    if not is_resumable(ALGOS[run.algo]) or len(snapshots) < 3:
+        return None
+    th.set_num_threads(1)
+    set_random_seed(run.seed)
+    with environments_of(run) as env:
+        model = ALGOS[run.algo].load(snapshots[1], env=env, device="cpu")
+        assert isinstance(model, OnPolicyAlgorithm)
+        gradients, steps = gradients_of_updates(model, N_STEPS_OF_VARIANCE)
+    moments = GradientMoments([run.group], len(gradients))
+    for gradient in gradients:
+        moments.add({run.group: gradient})
+    figures = moments.summary()[run.group]
+    return {name: figures[name] * steps / 1000 for name in ("noise_to_signal", "variance")}
+
+
+def gradients_of_updates(model: OnPolicyAlgorithm, n_steps: int) -> tuple[list[th.Tensor], float]:
+    """
+    Let an algorithm collect and make its own gradients, without the steps that it would take with them.
+
+    :param model: Model with its environment
+    :param n_steps: Environment steps to collect
+    :return: gradients of the policy's last layer, shape (n_parameters,) each, and the mean number of steps for each
+    """
+    model.max_grad_norm = 1e12
+    if isinstance(model, PPO):
+        model.n_epochs, model.batch_size = 1, model.n_steps * model.n_envs
+    model.policy.optimizer.step = lambda closure=None: None  # type: ignore
+    _, callback = model._setup_learn(2 * n_steps, callback=NoCallback())
+    gradients = []
+    while model.num_timesteps < n_steps:
+        assert model.env is not None
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+        model.train()
+        head = list(model.policy.action_net.parameters())
+        gradients.append(th.cat([parameter.grad.flatten().clone() for parameter in head]))  # type: ignore[union-attr]
+    return gradients, model.num_timesteps / len(gradients)
+
+
+def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float] | None]]) -> Iterator[str]:
+    """
+    :param groups: Records by rung
+    :param noise: What ``noise_of_run`` gives for each
+    :return: lines of a Markdown table
+    """
+    yield "| rung | the actor maximises | what is new | seeds | last evaluation | solved | steps to solve | noise / signal |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, records in groups.items():
+        rung = RUNGS[name]
+        lasts = np.array([record.means[-1] for record in records if len(record.means)])
+        solved = [steps for steps in (record.steps_to(SOLVED) for record in records) if steps is not None]
+        ratios = [x["noise_to_signal"] for x in noise[name] if x is not None and x["noise_to_signal"] > 0]
+        last = f"{lasts.mean():.1f} +/- {standard_error(lasts):.1f}" if len(lasts) else "-"
+        yield (
+            f"| {name} | `{rung.formula}` | {rung.change} | {len(records)} | {last} | {len(solved)} of {len(records)} "
+            f"| {f'{np.median(solved):,.0f}' if solved else '-'} | {f'{np.median(ratios):.2g}' if ratios else '-'} |"
+        )
+
+
+def draw(groups: dict[str, list[Record]], path: Path) -> None:
+    """
+    :param groups: Records by rung
+    :param path: Image to write, without its suffix; a PNG and an SVG come of it
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import EngFormatter
+
+    n_rows = -(-len(groups) // 4)
+    figure, panels = plt.subplots(
+        n_rows, 4, figsize=(13, 2.6 * n_rows), sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
+    for panel in panels.flat[len(groups) :]:
+        panel.set_axis_off()
+    for panel, (name, records) in zip(panels.flat, groups.items(), strict=False):
+        for record in records:
+            panel.plot(record.timesteps, record.means, color="C0", linewidth=0.8, alpha=0.6)
+        n_common = min(len(record.timesteps) for record in records)
+        if n_common:
+            mean = np.mean([record.means[:n_common] for record in records], axis=0)
+            panel.plot(records[0].timesteps[:n_common], mean, color="C0", linewidth=2)
+        panel.axhline(SOLVED, color="grey", linewidth=0.6, linestyle="--")
+        panel.set_title(name, fontsize="medium")
+        panel.set_ylim(0, 520)
+        panel.xaxis.set_major_formatter(EngFormatter())
+    for suffix in (".png", ".svg"):
+        figure.savefig(f"{path}{suffix}", dpi=120)
+    plt.close(figure)
+
+
+def write_page(folder: Path, jobs: int = 1) -> Path:
+    """
+    :param folder: Folder of a study of the rungs
+    :param jobs: How many runs to measure the gradient's noise of at once
+    :return: the Markdown file that was written there; an HTML file and the plot are beside it
+    :raises ValueError: if there is no run of a rung in the folder
+    """
+    from markdown import markdown as to_html
+
+    found = load_study(folder).get("CartPole-v1", {})
+    groups = {name: found[name] for name in RUNGS if name in found}
+    if not groups:
+        raise ValueError(f"There is no rung of the ladder in {folder}. `python -m sb3_qac study ladder` makes them.")
+    folders = {name: [record.folder for record in records] for name, records in groups.items()}
+    measured = iter(Parallel(n_jobs=jobs)(delayed(noise_of_run)(path) for paths in folders.values() for path in paths))
+    noise = {name: [next(measured) for _ in paths] for name, paths in folders.items()}
+    draw(groups, folder / PAGE)
+    text = "\n".join(_page(groups, noise)) + "\n"
+    (folder / f"{PAGE}.md").write_text(text)
+    style = "<meta charset='utf-8'><style>body{font-family:sans-serif;margin:2em}td,th{padding:.2em .6em}</style>"
+    (folder / f"{PAGE}.html").write_text(f"{style}\n{to_html(text, extensions=['tables'])}\n")
+    return folder / f"{PAGE}.md"
+
+
+def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float] | None]]) -> Iterator[str]:
+    settings = next(iter(groups.values()))[0].settings
+    unfinished: Sequence[str] = [x.name for records in groups.values() for x in records if not x.finished]
+    yield "# The ladder of policy gradients, on CartPole-v1"
+    yield ""
+    if unfinished:
+        yield f"**Unfinished:** {', '.join(unfinished)}."
+        yield ""
+    actions = "the most probable" if settings["deterministic"] else "sampled"
+    yield (
+        "pi(a), Q(a) and V are of the state s_t; G_t is the discounted return to the end of the episode, R_t the n-step "
+        "return, V~ = sum_a pi(a) Q(a). Weights are constants to the gradient. "
+        f"An evaluation is {settings['n_eval_episodes']} episodes with {actions} actions; the last one is given as the mean "
+        f"over seeds and its standard error. Solved: an evaluation of {SOLVED:g} or more; steps to it are the median of "
+        "those that were. Noise / signal: of the gradient of the policy's last layer in the middle of the training, the trace "
+        "of its covariance over its squared expectation, for an update from 1,000 steps; median over seeds."
+    )
+    yield ""
+    yield from table(groups, noise)
+    yield ""
+    yield f"![ladder]({PAGE}.png)"
+    yield ""
+    yield (
+        "The documents' own figures: the Q actor-critic stalls at about 120; A2C with separate networks has 168 after 75,000 "
+        "steps, with a shared one, GAE and normalised advantages 496, with 8 environments 500 after 125,000."
+    )
