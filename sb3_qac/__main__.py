@@ -114,6 +114,18 @@ def make_parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--threads", type=int, default=1, help="PyTorch threads")
     diagnose.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
+    video = commands.add_parser(
+        "video",
+        help="record the agent of a finished run, whole games with sampled and with greedy actions",
+        formatter_class=HelpFormatter,
+    )
+    video.add_argument("folder", type=Path, metavar="RUN", help="folder of a run of a study")
+    video.add_argument("--games", type=int, default=3, help="whole games in each video")
+    video.add_argument("--fps", type=int, default=30, help="images a second; Atari games run at 15, every fourth image of 60")
+    video.add_argument("--gif", action="store_true", help="write the beginning as a GIF as well")
+    video.add_argument("--output", type=Path, help="folder for them; default: videos in that of the run")
+    video.add_argument("--json", action="store_true", help="print the raw returns of the games as JSON")
+
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
     preset.add_argument("algo", choices=(*ALGORITHMS, "a2c"), help="a2c: the stock A2C that QA2C is compared with")
     return parser
@@ -284,6 +296,18 @@ def run_diagnose_command(args: argparse.Namespace) -> None:
         print("\n".join([f"## {name}", "", *diagnosis_tables(result), ""]))
 
 
+def run_video_command(args: argparse.Namespace) -> None:
+    """:param args: Command line"""
+    # RL Zoo is slow to import
+    from sb3_qac.study.video import record_videos, summary
+
+    try:
+        returns = record_videos(args.folder, args.games, args.output, args.fps, args.gif)
+    except ValueError as error:
+        sys.exit(f"video: {error}")
+    print(json.dumps(returns) if args.json else "\n".join(summary(returns)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """
     :param arguments: Command line, that of the process by default
@@ -298,6 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_report_command(args.folder, args.goal, args.output)
     elif args.command == "diagnose":
         run_diagnose_command(args)
+    elif args.command == "video":
+        run_video_command(args)
     elif args.command == "doctor":
         return run_doctor(args.json)
     elif args.command == "benchmark":

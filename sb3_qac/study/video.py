@@ -1,0 +1,117 @@
+"""Videos of trained agents: whole games, with sampled and with greedy actions."""
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import imageio.v2 as imageio
+import numpy as np
+from rl_zoo3.utils import ALGOS
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_qac.common.checks import check_number
+from sb3_qac.study.diagnose import settings_of
+from sb3_qac.study.runs import Run, StudyManager
+from sb3_qac.zoo import register
+
+GIF_FRAMES = 450
+
+
+def record_videos(
+    folder: Path, n_games: int = 3, output: Path | None = None, fps: int = 30, gif: bool = False
+) -> dict[str, list[float]]:
+    """
+    Record the final agent of a run: ``sampled.mp4`` and ``greedy.mp4``.
+
+    :param folder: Folder of a run of a study that is finished
+    :param n_games: Whole games in each video
+    :param output: Folder for them; "videos" in that of the run if None
+    :param fps: Images a second. Atari games show every fourth image of theirs, at 15 they are as fast as on the console.
+    :param gif: Whether to write the beginning of ``sampled.mp4`` as a GIF as well, for a README
+    :return: raw returns of the games, by the name of the video
+    :raises ValueError: if there is no agent in the folder
+    """
+    check_number("games", n_games, minimum=1)
+    check_number("fps", fps, minimum=1)
+    register()
+    run = settings_of(folder)
+    output = output or folder / "videos"
+    returns: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch)) as (env, agent):
+        model = ALGOS[run.algo].load(agent, device="cpu")
+        output.mkdir(parents=True, exist_ok=True)
+        for name, deterministic in {"sampled": False, "greedy": True}.items():
+            set_random_seed(run.seed)
+            env.seed(run.seed)
+            beginning: list[Any] = []
+            with imageio.get_writer(output / f"{name}.mp4", fps=fps, macro_block_size=1) as writer:
+                for image in play(model, env, n_games, deterministic, returns.setdefault(name, [])):
+                    writer.append_data(image)  # type: ignore[attr-defined]
+                    if len(beginning) < 2 * GIF_FRAMES:
+                        beginning.append(image)
+            if gif and not deterministic:
+                # Half as many images, half as large
+                images = [image[::2, ::2] for image in beginning[::2]]
+                imageio.mimwrite(output / f"{name}.gif", images, duration=2000 / fps, loop=0)
+    return returns
+
+
+@contextlib.contextmanager
+def player_env(run: Run, folder: Path, scratch: Path) -> Iterator[tuple[VecEnv, Path]]:
+    """
+    :param run: Settings of a run
+    :param folder: Its folder
+    :param scratch: Folder for what has to be written
+    :return: within it, one environment as in the run's evaluations, which can be looked at, and the final agent's file
+    :raises ValueError: if there is no agent
+    """
+    with contextlib.redirect_stdout(io.StringIO()):
+        manager = StudyManager(replace(run, folder=str(scratch)))
+        agent = folder / f"{manager.env_name}.zip"
+        if not agent.is_file():
+            raise ValueError(f"There is no {agent.name} in {folder}: the run is not finished.")
+        hyperparams, _ = manager.read_hyperparameters()
+        _, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_hyperparams(hyperparams)
+        # For the statistics of normalised observations, which lie beside the agent
+        manager.trained_agent = str(agent)
+        manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": "rgb_array"}
+        env = manager.create_envs(1, eval_env=True, no_log=True)
+    try:
+        yield env, agent
+    finally:
+        env.close()
+
+
+def play(model: BaseAlgorithm, env: VecEnv, n_games: int, deterministic: bool, returns: list[float]) -> Iterator[np.ndarray]:
+    """
+    :param model: Agent
+    :param env: A single environment with a ``Monitor``
+    :param n_games: Whole games to play
+    :param deterministic: Whether the most probable action is taken
+    :param returns: Where to put the raw returns of the games
+    :return: images, shape (height, width, 3) each
+    """
+    obs: Any = env.reset()
+    state, starts = None, np.ones(1, dtype=bool)
+    while len(returns) < n_games:
+        image = env.render()
+        assert image is not None
+        yield image
+        actions, state = model.predict(obs, state=state, episode_start=starts, deterministic=deterministic)
+        obs, _, starts, infos = env.step(actions)
+        returns += [float(info["episode"]["r"]) for info in infos if "episode" in info]
+
+
+def summary(returns: dict[str, list[float]]) -> Iterator[str]:
+    """
+    :param returns: What ``record_videos`` gives
+    :return: lines for people
+    """
+    for name, of_games in returns.items():
+        yield f"{name}.mp4: {', '.join(f'{x:g}' for x in of_games)} (mean {np.mean(of_games):g})"

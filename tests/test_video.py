@@ -1,0 +1,45 @@
+"""Videos of whole games."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+
+from sb3_qac.study.study import make_grid, run_study
+from sb3_qac.study.video import record_videos, summary
+
+
+# imageio leaves ffmpeg's pipes to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_video_shows_whole_games(tmp_path):
+    settings = dict(n_timesteps=800, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
+    (run,) = make_grid("cartpole", ["task1"], [0], tmp_path, **settings)
+    command = [sys.executable, "-m", "sb3_qac", "video", run.folder, "--games", "2", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1 and "no run of a study" in result.stderr and "Traceback" not in result.stderr
+    assert run_study([run]) == {}
+    result = subprocess.run([*command, "--gif"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    returns = json.loads(result.stdout)
+    assert {name: len(of_games) for name, of_games in returns.items()} == {"sampled": 2, "greedy": 2}
+    for name, of_games in returns.items():
+        path = Path(run.folder, "videos", f"{name}.mp4")
+        with imageio.get_reader(path) as reader:
+            images = [np.asarray(image) for image in reader]
+        # A step of CartPole is worth 1
+        assert len(images) == sum(of_games) and path.stat().st_size > 5_000
+        assert images[0].shape == (400, 600, 3) and images[0].std() > 5
+    gif = imageio.mimread(Path(run.folder, "videos", "sampled.gif"))
+    assert len(gif) == -(-int(sum(returns["sampled"])) // 2) and gif[0].shape[:2] == (200, 300)
+
+
+def test_the_same_seed_shows_the_same_games(tmp_path):
+    settings = dict(n_timesteps=400, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
+    (run,) = make_grid("Acrobot-v1", ["ppo"], [0], tmp_path, **settings)
+    assert run_study([run]) == {}
+    first, second = (record_videos(Path(run.folder), 1, tmp_path / name) for name in ("one", "two"))
+    assert first == second and all(line.endswith(")") for line in summary(first))
