@@ -10,7 +10,13 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "sb3_qac"
 # A module may import those on floors below its own
 FLOORS = [
-    {"sb3_qac.common.checks", "sb3_qac.common.losses", "sb3_qac.common.memory", "sb3_qac.common.state"},
+    {
+        "sb3_qac.common.checks",
+        "sb3_qac.common.curves",
+        "sb3_qac.common.losses",
+        "sb3_qac.common.memory",
+        "sb3_qac.common.state",
+    },
     {"sb3_qac.common.checkpoints", "sb3_qac.common.logs", "sb3_qac.common.torch_layers", "sb3_qac.common.wrappers"},
     {"sb3_qac.common.vec_env.ale_vec_env", "sb3_qac.common.callbacks"},
     {"sb3_qac.common.vec_env"},

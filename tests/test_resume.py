@@ -24,6 +24,7 @@ from sb3_qac import QA2C, REINFORCE
 from sb3_qac.common import callbacks
 from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
 from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in
+from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.logs import leveldb_records
 from sb3_qac.common.state import StateError
 from sb3_qac.zoo import unfinished_run
@@ -68,7 +69,9 @@ def train(algorithm, folder, stop=np.inf, n_steps=3000, normalize=False, progres
     every = EveryNTimesteps(500, InterruptAt(np.inf))
     checkpoint = ExactCheckpointCallback(folder / "checkpoints", save_freq=300, verbose=0)
     try:
-        return model.learn(n_steps, [evaluation, every, InterruptAt(stop), checkpoint], 7, progress_bar=progress_bar)
+        return model.learn(
+            n_steps, [evaluation, every, InterruptAt(stop), checkpoint, CurvesCallback()], 7, progress_bar=progress_bar
+        )
     finally:
         model.logger.close()
         model.env.close()

@@ -31,6 +31,7 @@ from stable_baselines3.common.vec_env import VecEnv
 import sb3_qac
 from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
 from sb3_qac.common.checkpoints import read_json, write_atomically
+from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import to_ale_vec_env
 from sb3_qac.common.state import StateError, get_state
 from sb3_qac.common.torch_layers import LeanNatureCNN
@@ -268,6 +269,7 @@ class StudyManager(ExperimentManager):
             evaluation.callback.parent = evaluation
         if self.is_resumable:
             self.callbacks.insert(0, ExactCheckpointCallback(Path(self.run.folder, "checkpoints"), verbose=0))
+            self.callbacks.append(CurvesCallback())
             self.callbacks.append(SnapshotCallback(Path(self.run.folder, "snapshots")))
         self.callbacks.append(StatusCallback(Path(self.run.folder, "status.json"), evaluation))
 

@@ -1,0 +1,77 @@
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+
+class CurvesCallback(BaseCallback):
+    """
+    Logs for any on-policy algorithm what SB3 does not, without changing its training:
+
+    * ``rollout/value_target``, ``value_prediction``, ``advantage``, ``abs_advantage``: means over the rollout buffer
+    * ``rollout/return_min``, ``return_mean``, ``return_max``: over environments, of the last episode of each, raw where a
+      ``Monitor`` counts before rewards are clipped
+    * ``train/grad_norm``: norm of the gradient before it is clipped, of the last gradient step
+    * ``train/loss``: of A2C, which logs its parts only
+
+    An algorithm's own row of the same name stays.
+    """
+
+    model: OnPolicyAlgorithm
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grad_norm: float | None = None
+        self.last_returns: np.ndarray | None = None
+        # Of the gradient step that is under way, by parameter
+        self._squares: list[Any] = []
+
+    def _on_training_start(self) -> None:
+        if self.last_returns is None:
+            self.last_returns = np.full(self.training_env.num_envs, np.nan)
+        parameters = list(self.model.policy.parameters())
+        optimizer = self.model.policy.optimizer
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._add_gradient) for parameter in parameters]
+        self._hooks.append(optimizer.register_step_pre_hook(self._end_gradient))
+
+    def _on_training_end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _add_gradient(self, parameter: th.Tensor) -> None:
+        assert parameter.grad is not None
+        self._squares.append(parameter.grad.detach().square().sum())
+
+    def _end_gradient(self, *_: Any) -> None:
+        self.grad_norm = float(th.stack(self._squares).sum().sqrt())
+        self._squares = []
+
+    def _on_step(self) -> bool:
+        assert self.last_returns is not None
+        for i, info in enumerate(self.locals["infos"]):
+            if "episode" in info:
+                self.last_returns[i] = info["episode"]["r"]
+        return True
+
+    def _on_rollout_start(self) -> None:
+        # What the update before has logged
+        logged = self.logger.name_to_value
+        if self.grad_norm is not None and "train/grad_norm" not in logged:
+            self.logger.record("train/grad_norm", self.grad_norm)
+        parts = {"train/policy_loss": 1.0, "train/entropy_loss": self.model.ent_coef, "train/value_loss": self.model.vf_coef}
+        if "train/loss" not in logged and all(name in logged for name in parts):
+            self.logger.record("train/loss", sum(weight * logged[name] for name, weight in parts.items()))
+
+    def _on_rollout_end(self) -> None:
+        assert self.last_returns is not None
+        buffer = self.model.rollout_buffer
+        if buffer.full:
+            self.logger.record("rollout/value_target", float(buffer.returns.mean()))
+            self.logger.record("rollout/value_prediction", float(buffer.values.mean()))
+            self.logger.record("rollout/advantage", float(buffer.advantages.mean()))
+            self.logger.record("rollout/abs_advantage", float(np.abs(buffer.advantages).mean()))
+        if not np.isnan(self.last_returns).all():
+            for name, function in (("min", np.nanmin), ("mean", np.nanmean), ("max", np.nanmax)):
+                self.logger.record(f"rollout/return_{name}", float(function(self.last_returns)))

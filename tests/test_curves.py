@@ -1,0 +1,82 @@
+"""The curves that SB3 does not log."""
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import KVWriter, Logger
+
+from sb3_qac import QA2C, REINFORCE
+from sb3_qac.common.curves import CurvesCallback
+
+ROWS = {f"rollout/{name}" for name in ("value_target", "value_prediction", "advantage", "abs_advantage")}
+ROWS |= {f"rollout/return_{name}" for name in ("min", "mean", "max")} | {"train/grad_norm", "train/loss"}
+
+
+class Rows(KVWriter):
+    def __init__(self):
+        self.rows = []
+
+    def write(self, key_values, key_excluded, step=0):
+        self.rows.append(dict(key_values))
+
+    def close(self):
+        pass
+
+
+def train(algorithm, callback, seed=0, **kwargs):
+    model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=seed), seed=seed, device="cpu", **kwargs)
+    rows = Rows()
+    model.set_logger(Logger(None, [rows]))
+    model.learn(2000, callback, log_interval=1)
+    return model, rows.rows
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kwargs"), [(QA2C, {}), (A2C, {}), (PPO, dict(n_steps=32, batch_size=64, n_epochs=2)), (REINFORCE, {})]
+)
+def test_every_curve_is_there_and_the_training_is_the_same(algorithm, kwargs):
+    plain, _ = train(algorithm, None, **kwargs)
+    model, rows = train(algorithm, CurvesCallback(), **kwargs)
+    assert all(map(th.equal, plain.policy.state_dict().values(), model.policy.state_dict().values()))
+    # REINFORCE does not fill SB3's buffer
+    expected = {row for row in ROWS if algorithm is not REINFORCE or ("value" not in row and "advantage" not in row)}
+    assert expected <= set(rows[-1])
+    assert rows[-1]["rollout/return_min"] <= rows[-1]["rollout/return_mean"] <= rows[-1]["rollout/return_max"]
+
+
+def test_the_norm_is_that_before_clipping_and_the_loss_that_of_the_parts():
+    # QA2C logs both itself, of the same quantities
+    class Check(BaseCallback):
+        found = 0
+
+        def _on_step(self):
+            return True
+
+        def _on_rollout_start(self):
+            if "train/grad_norm" in self.logger.name_to_value:
+                assert self.logger.name_to_value["train/grad_norm"] == pytest.approx(curves.grad_norm, rel=1e-5)
+                self.found += 1
+
+    curves, check = CurvesCallback(), Check()
+    train(QA2C, [curves, check], max_grad_norm=1e-3)
+    assert check.found > 10 and curves.grad_norm > 1e-3
+
+    _, rows = train(A2C, CurvesCallback(), ent_coef=0.1, vf_coef=0.3)
+    row = rows[-1]
+    parts = row["train/policy_loss"] + 0.1 * row["train/entropy_loss"] + 0.3 * row["train/value_loss"]
+    assert row["train/loss"] == pytest.approx(parts)
+
+
+def test_returns_are_of_the_last_episode_of_each_environment():
+    curves = CurvesCallback()
+    model, rows = train(A2C, curves)
+    returns = [[] for _ in range(4)]
+
+    assert curves.last_returns.shape == (4,)
+    for i, monitor in enumerate(model.env.envs):
+        returns[i] = monitor.get_wrapper_attr("get_episode_rewards")()
+        assert curves.last_returns[i] == returns[i][-1]
+    assert rows[-1]["rollout/return_max"] == np.max(curves.last_returns)
