@@ -141,7 +141,7 @@ def add_study_parser(commands: Any) -> None:
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
         formatter_class=HelpFormatter,
     )
-    study.add_argument("env", help="environment, or one of pong, cartpole, classic, minatar, ladder")
+    study.add_argument("env", help="environment, or one of pong, spaceinvaders, cartpole, classic, tabular, minatar, ladder")
     study.add_argument(
         "--algos",
         nargs="+",

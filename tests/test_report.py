@@ -83,6 +83,7 @@ def test_the_table_has_last_best_and_the_way_to_the_goal(study):
         "11.00 +/- 1.00 at 2,000",
         "not reached",
         "-",
+        "2.50",
         "100",
     ]
     # 18 at step 2,000, at 100 steps per second: 20 seconds are 0.0056 hours
@@ -93,6 +94,7 @@ def test_the_table_has_last_best_and_the_way_to_the_goal(study):
         "32.00 +/- 2.00 at 3,000",
         "2,000",
         "0.0056",
+        "2.50",
         "100",
     ]
     assert by_name["task1_seed-1"][:4] == ["unfinished", "3,000", "21.00 +/- 1.00", "24.00 +/- 4.00 at 2,000"]
@@ -120,7 +122,7 @@ def test_the_report_is_there_in_every_form(study):
 def test_a_study_that_has_just_begun_has_a_report(tmp_path):
     write_run(tmp_path, "task1", 0, [], finished=False, curves=False)
     text = write_report(tmp_path, goal=18, output=tmp_path / "report").read_text()
-    assert "| task1_seed-0 | unfinished | 0 | - | - | not reached | - | nan |" in text
+    assert "| task1_seed-0 | unfinished | 0 | - | - | not reached | - | - | nan |" in text
     assert "No evaluation yet that all runs have" in text
 
 

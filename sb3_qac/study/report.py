@@ -95,8 +95,8 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
     :return: lines of a Markdown table, a row for each run
     """
     to_goal = "" if goal is None else f" steps to {goal:g} | hours to {goal:g} |"
-    yield f"| run | state | steps | last evaluation | best evaluation |{to_goal} steps/s |"
-    yield "|---" * (6 if goal is None else 8) + "|"
+    yield f"| run | state | steps | last evaluation | best evaluation |{to_goal} last 100 episodes of training | steps/s |"
+    yield "|---" * (7 if goal is None else 9) + "|"
     for record in (record for records in groups.values() for record in records):
         state = "finished" if record.finished else "unfinished"
         last = best = "-"
@@ -108,7 +108,9 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
         if goal is not None:
             reached, speed = record.steps_to(goal), record.steps_per_second
             cells += ["not reached", "-"] if reached is None else [f"{reached:,}", f"{reached / speed / 3600:.2g}"]
-        yield f"| {' | '.join([*cells, f'{record.steps_per_second:,.0f}'])} |"
+        training = record.curves.get("rollout/ep_rew_mean")
+        cells += ["-" if training is None else f"{training.iloc[-1]:.2f}", f"{record.steps_per_second:,.0f}"]
+        yield f"| {' | '.join(cells)} |"
 
 
 def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:

@@ -30,9 +30,11 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 ENVS = {
     "pong": ("PongNoFrameskip-v4",),
+    "spaceinvaders": ("SpaceInvadersNoFrameskip-v4",),
     "cartpole": ("CartPole-v1",),
     "ladder": ("CartPole-v1",),
     "classic": ("CartPole-v1", "Acrobot-v1"),
+    "tabular": ("FrozenLake-v1", "Blackjack-v1"),
     "minatar": tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
 }
 # How often a run is tried again after the loss of its machine, and for how many seconds one may write its last checkpoint
