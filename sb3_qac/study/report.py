@@ -36,7 +36,7 @@ def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
 
 
 def _draw_panel(panel: Any, env_id: str, groups: Groups) -> None:
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     for i, (group, records) in enumerate(groups.items()):
         for record in records:
@@ -48,6 +48,7 @@ def _draw_panel(panel: Any, env_id: str, groups: Groups) -> None:
             panel.fill_between(steps, means - errors, means + errors, color=f"C{i}", alpha=0.25, linewidth=0)
     panel.set_xlabel("environment steps")
     panel.xaxis.set_major_formatter(EngFormatter())
+    panel.xaxis.set_major_locator(MaxNLocator(5))
     panel.set_ylabel("return of an evaluation episode")
     panel.set_title(env_id)
     panel.grid(alpha=0.3)
