@@ -1,5 +1,9 @@
 """The C++ environments: bit-equal to gymnasium's preprocessing, and a drop-in for SB3's ``make_atari_env``."""
 
+import os
+import subprocess
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -294,3 +298,16 @@ def test_other_environments_cannot_be_replaced():
     with pytest.raises(ValueError, match="DummyVecEnv"):
         to_ale_vec_env(env)
     env.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot keep a process on a core")
+def test_a_process_on_one_core_gets_one_thread():
+    program = """
+import os
+from sb3_qac.common.vec_env import AleVecEnv
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+before = len(os.listdir("/proc/self/task"))
+env = AleVecEnv("PongNoFrameskip-v4", 4)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "1\n"
