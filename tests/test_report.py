@@ -183,7 +183,7 @@ def test_every_number_of_the_analysis_is_computed(study):
     assert "Measured on 2 networks" in text and "differ by 1.0e-07 to 3.0e-07 of their length" in text
     assert "divides the variance by 4 to 9" in text
     # A network that has learnt nothing yet says nothing of why
-    assert "has 30 times the variance" in text and "50% is found in the returns" in text and "25% for improbable" in text
+    assert "has 30 times the variance" in text and "that followed differ by 0.5, for improbable actions by 0.25." in text
     assert "0.50 for a2c, 0.50 for task1 and 0.50 for task2" in text
     report = write_report(study, goal=18).read_text()
     assert "## Analysis" in report and "| 1,000 | sampled, baseline |" in report

@@ -189,11 +189,13 @@ def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
         )
         yield (
             f"**Why.** On the same network and rollouts a gradient with A2C's weight has {_range(ratios, '.3g')} times the "
-            "variance of the all-action one. What that one pays is trust in its critic. Of the differences that the critic "
-            f"claims between actions, {_range(slopes, '.0%')} is found in the returns that followed (the slope of A, 100 % "
-            "where the critic is right)"
-            + (f", and {_range(improbable, '.0%')} for improbable actions." if improbable else ".")
+            "variance of the all-action one. What that one pays is trust in its critic."
         )
+        if slopes:
+            yield (
+                f"Where the critic sees a difference of 1 between actions, the returns that followed differ by {_range(slopes, '.2g')}"
+                + (f", for improbable actions by {_range(improbable, '.2g')}." if improbable else ".")
+            )
     entropies = {
         group: [-_end(record.curves["train/entropy_loss"]) for record in records if "train/entropy_loss" in record.curves]
         for group, records in groups.items()
