@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import A2C
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 
 from sb3_qac import QA2C
-from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
 
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
@@ -168,3 +169,28 @@ def test_freed_memory_is_kept():
     for mode in ("keep", "default"):
         faults[mode] = int(subprocess.check_output([sys.executable, "-c", PAGE_FAULTS, mode], text=True))
     assert faults["keep"] < 1000 < faults["default"]
+
+
+def test_minatars_network_sees_grids_with_channels_last():
+    space = spaces.Box(0, 1, (10, 10, 4), dtype=bool)
+    network = MinAtarCNN(space)
+    assert network(th.zeros(3, 10, 10, 4)).shape == (3, 128)
+    # 16 3x3 convolutions of 4 channels, then 128 units of 16 x 8 x 8, each with biases
+    assert sum(p.numel() for p in network.parameters()) == 16 * (4 * 9 + 1) + 128 * (16 * 8 * 8 + 1)
+    # A convolution at the corner sees the corner
+    network.cnn[0].weight.data.fill_(1.0)
+    network.cnn[0].bias.data.zero_()
+    grid = th.zeros(1, 10, 10, 4)
+    grid[0, 0, 0, 2] = 1
+    features = network.cnn(grid.permute(0, 3, 1, 2)).reshape(16, 8, 8)
+    assert features[:, 0, 0].tolist() == [1.0] * 16 and features.sum() == 16
+
+
+@pytest.mark.parametrize("algorithm", [QA2C, A2C])
+def test_a_shared_body_leaves_only_the_heads_apart(algorithm):
+    kwargs = dict(features_extractor_class=SharedMlp, features_extractor_kwargs=dict(features_dim=8), net_arch=[])
+    model = algorithm("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, device="cpu").learn(50)
+    n_values = 2 if algorithm is QA2C else 1
+    shared = (4 * 8 + 8) + (8 * 8 + 8)
+    unique = {id(p): p.numel() for p in model.policy.parameters()}
+    assert sum(unique.values()) == shared + (8 * 2 + 2) + (8 * n_values + n_values)

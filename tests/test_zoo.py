@@ -15,7 +15,7 @@ import optuna
 import pytest
 import yaml
 
-from sb3_qac import QA2C, zoo
+from sb3_qac import QA2C, REINFORCE, zoo
 from sb3_qac.__main__ import main
 
 PRESETS = yaml.safe_load(zoo.presets("qa2c").read_text())
@@ -179,20 +179,37 @@ def test_registering_twice_is_harmless_and_another_class_is_an_error():
     assert utils.ALGOS["qa2c"] is dict
 
 
-@pytest.mark.parametrize("env_id", [name for name in PRESETS if name not in ("atari", "default")])
-def test_every_preset_makes_a_model(env_id, tmp_path):
+def entries(algo):
+    """:return: environments with settings of their own, each with its number of steps"""
+    presets = yaml.safe_load(zoo.presets(algo).read_text())
+    return [
+        (algo, name, entry["n_timesteps"]) for name, entry in presets.items() if name not in ("atari", "minatar", "default")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id", "n_timesteps"), [entry for algo in (*zoo.ALGORITHMS, "a2c") for entry in entries(algo)]
+)
+def test_every_preset_makes_a_model(algo, env_id, n_timesteps, tmp_path):
     """RL Zoo's own manager reads the entry, makes the environments and the model."""
     from rl_zoo3.exp_manager import ExperimentManager
 
     zoo.register()
-    few = dict(n_envs=1)
+    few, config = dict(n_envs=1), str(zoo.presets(algo))
     manager = ExperimentManager(
-        types.SimpleNamespace(), "qa2c", env_id, str(tmp_path), eval_freq=-1, hyperparams=few, verbose=0
+        types.SimpleNamespace(), algo, env_id, str(tmp_path), eval_freq=-1, hyperparams=few, verbose=0, config=config
     )
     model, _ = manager.setup_experiment()
     model.learn(model.n_steps)
-    assert manager.n_timesteps == PRESETS[env_id]["n_timesteps"]
+    assert manager.n_timesteps == n_timesteps
     model.env.close()
+
+
+def test_samples_of_reinforces_search_space_are_arguments_of_the_algorithm():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        sampled = zoo.sample_reinforce_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
+        REINFORCE("MlpPolicy", "CartPole-v1", **sampled)
 
 
 def test_presets_are_there_for_all_environments_that_the_readme_names():

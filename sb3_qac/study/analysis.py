@@ -193,7 +193,8 @@ def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
         )
         if slopes:
             yield (
-                f"Where the critic sees a difference of 1 between actions, the returns that followed differ by {_range(slopes, '.2g')}"
+                "Where the critic sees a difference of 1 between actions, the returns that followed differ by "
+                f"{_range(slopes, '.2g')}"
                 + (f", for improbable actions by {_range(improbable, '.2g')}." if improbable else ".")
             )
     entropies = {
