@@ -15,6 +15,7 @@ from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
 from sb3_qac.doctor import examine
 from sb3_qac.study.benchmark import run_benchmark, tables, write_report
+from sb3_qac.study.catalogue import STUDIES, study_of
 from sb3_qac.zoo import ALGORITHMS, presets, register
 
 ZOO_COMMANDS = ("train", "enjoy", "record_video", "push_to_hub", "load_from_hub")
@@ -141,25 +142,18 @@ def add_study_parser(commands: Any) -> None:
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
         formatter_class=HelpFormatter,
     )
-    study.add_argument("env", help="environment, or one of pong, spaceinvaders, cartpole, classic, tabular, minatar, ladder")
+    study.add_argument("env", help=f"environment, or one of {', '.join(STUDIES)}: these have defaults of their own")
     study.add_argument(
         "--algos",
         nargs="+",
         metavar="ALGO",
-        help="task1, task2, beta1 (task 1 with beta=1), names of RL Zoo, or rungs of the ladder; default: a2c task1 task2, "
-        "for ladder all its rungs",
+        help="task1, task2, beta1 (task 1 with beta=1), names of RL Zoo, or rungs of the ladder; default: a2c task1 task2",
     )
-    study.add_argument(
-        "--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each; default: 0 and 100, for ladder 0 to 4"
-    )
-    study.add_argument("--steps", type=int, help="environment steps of each; default: those of the preset, for ladder 125,000")
+    study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each; default: 0 100")
+    study.add_argument("--steps", type=int, help="environment steps of each; default: those of the preset")
     study.add_argument("--stop-return", type=float, help="mean return of an evaluation at which a training stops")
-    study.add_argument(
-        "--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000, for ladder 25,000"
-    )
-    study.add_argument(
-        "--eval-episodes", type=int, help="whole episodes of an evaluation, played at once; default: 30, for ladder 10"
-    )
+    study.add_argument("--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000")
+    study.add_argument("--eval-episodes", type=int, help="whole episodes of an evaluation, played at once; default: 30")
     study.add_argument(
         "--deterministic", action="store_true", help="evaluate the most probable action instead of sampled ones"
     )
@@ -180,7 +174,7 @@ def add_study_parser(commands: Any) -> None:
     study.add_argument(
         "--wandb",
         choices=("offline", "online", "disabled"),
-        help="mode of Weights & Biases; default: offline, which needs no account, for ladder disabled",
+        help="mode of Weights & Biases; default: offline, which needs no account",
     )
     study.add_argument("--output", type=Path, help="folder; default: results/ENV")
     study.add_argument("--json", action="store_true", help="print the state of each run as JSON at the end")
@@ -225,10 +219,10 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     :param folder: Folder of the study
     :return: its runs
     """
-    from sb3_qac.study.study import DEFAULTS, make_grid
+    from sb3_qac.study.study import make_grid
 
     given = {name: value for name, value in vars(args).items() if value is not None}
-    asked = argparse.Namespace(**{**DEFAULTS[""], **DEFAULTS.get(args.env, {}), **given})
+    asked = argparse.Namespace(**{**vars(study_of(args.env)), **given})
     return make_grid(
         asked.env,
         asked.algos,

@@ -10,14 +10,15 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
 
 from sb3_qac import QA2C, REINFORCE
-from sb3_qac.study.ladder import RUNGS, gradients_of_updates, noise_of_run, write_page
-from sb3_qac.study.study import DEFAULTS, TASKS, make_grid, run_study
+from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS
+from sb3_qac.study.ladder import gradients_of_updates, noise_of_run, write_page
+from sb3_qac.study.study import make_grid, run_study
 
 SMALL = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
 
 
 def test_every_rung_can_be_run(tmp_path):
-    assert DEFAULTS["ladder"]["algos"] == list(RUNGS)
+    assert STUDIES["ladder"].algos == tuple(RUNGS)
     runs = make_grid("ladder", list(RUNGS), [0], tmp_path, **SMALL)
     assert [(run.group, run.algo, run.hyperparams) for run in runs] == [
         (name, rung.algo, rung.hyperparams) for name, rung in RUNGS.items()

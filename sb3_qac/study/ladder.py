@@ -1,12 +1,9 @@
 """
-The ladder of policy gradients on CartPole-v1, from REINFORCE to A2C, PPO and QA2C, each rung a change of one thing: run
-through the study's grid, and written up on one page.
+The page of the ladder: the rungs from REINFORCE to QA2C, A2C, PPO and DQN on CartPole-v1, each a change of one thing.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -16,6 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 
+from sb3_qac.study.catalogue import RUNGS
 from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, points_of, settings_of
 from sb3_qac.study.records import Record, load_study, standard_error
 from sb3_qac.study.runs import is_resumable
@@ -25,57 +23,6 @@ from sb3_qac.zoo import register
 SOLVED = 475.0
 N_STEPS_OF_VARIANCE = 20_000
 PAGE = "ladder"
-
-
-@dataclass(frozen=True)
-class Rung:
-    """
-    One algorithm of the ladder.
-
-    :param formula: What the actor maximises, the mean over steps
-    :param change: What it changes of the rung below
-    :param algo: Algorithm, by its name in RL Zoo
-    :param hyperparams: Entries that replace those of the preset
-    """
-
-    formula: str
-    change: str
-    algo: str
-    hyperparams: dict[str, Any] = field(default_factory=dict)
-
-
-SHARED = {"policy_kwargs": "dict(features_extractor_class=SharedMlp, net_arch=[])"}
-SAMPLED = {"policy_gradient": "sampled", "beta": 0.0}
-REINFORCE_PLAIN = {"normalize_returns": False}
-
-RUNGS: dict[str, Rung] = {
-    "reinforce-episode": Rung(
-        "ln pi(a_t) sum_k gamma^k r_k",
-        "whole-episode return",
-        "reinforce",
-        {**REINFORCE_PLAIN, "return_to_go": False},
-    ),
-    "reinforce-to-go": Rung("ln pi(a_t) G_t", "only what comes after the action", "reinforce", REINFORCE_PLAIN),
-    "reinforce-baseline": Rung(
-        "ln pi(a_t) (G_t - V)", "a learnt baseline", "reinforce", {**REINFORCE_PLAIN, "baseline": True}
-    ),
-    "reinforce-normalized": Rung("ln pi(a_t) (G_t - mean) / std", "normalised instead", "reinforce"),
-    "q-shared": Rung("ln pi(a_t) Q(a_t)", "a critic, on a shared body; n-step returns", "qa2c", {**SAMPLED, **SHARED}),
-    "q-shared-advantage": Rung("ln pi(a_t) (Q(a_t) - V~)", "its advantage", "qa2c", {**SAMPLED, **SHARED, "baseline": True}),
-    "q-separate": Rung("ln pi(a_t) Q(a_t)", "separate bodies", "qa2c", SAMPLED),
-    "q-separate-advantage": Rung("ln pi(a_t) (Q(a_t) - V~)", "its advantage", "qa2c", {**SAMPLED, "baseline": True}),
-    "task1": Rung("sum_a pi(a) Q(a)", "all actions instead of the sampled one", "qa2c", {"baseline": False, "beta": 0.0}),
-    "task2": Rung("sum_a pi(a) (Q(a) - V~)", "the advantage: the same gradient", "qa2c", {"baseline": True, "beta": 0.0}),
-    "beta1": Rung(
-        "sum_a pi(a) Q(a) + ln pi(a_t) (R_t - Q(a_t))",
-        "the critic's error corrected",
-        "qa2c",
-        {"baseline": False, "beta": 1.0},
-    ),
-    "a2c": Rung("ln pi(a_t) (R_t - V)", "SB3's A2C, with RL Zoo's settings", "a2c"),
-    "ppo": Rung("min(rho A, clip(rho) A), rho = pi(a_t) / pi_old(a_t)", "SB3's PPO, with RL Zoo's settings", "ppo"),
-    "dqn": Rung("(none: the greedy action of Q)", "SB3's DQN, with RL Zoo's settings", "dqn"),
-}
 
 
 def noise_of_run(folder: Path) -> dict[str, float] | None:

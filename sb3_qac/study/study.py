@@ -20,44 +20,12 @@ from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
-from sb3_qac.study.ladder import RUNGS
+from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
 from sb3_qac.study.runs import Run, train_run
 from sb3_qac.zoo import register
 
-# What the documents call their tasks, and the other rungs of the ladder, in terms of RL Zoo
-TASKS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (rung.algo, rung.hyperparams) for name, rung in RUNGS.items() if name != rung.algo
-}
-ENVS = {
-    "pong": ("PongNoFrameskip-v4",),
-    "spaceinvaders": ("SpaceInvadersNoFrameskip-v4",),
-    "cartpole": ("CartPole-v1",),
-    "ladder": ("CartPole-v1",),
-    "classic": ("CartPole-v1", "Acrobot-v1"),
-    "tabular": ("FrozenLake-v1", "Blackjack-v1"),
-    "minatar": tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
-}
 # How often a run is tried again after the loss of its machine, and for how many seconds one may write its last checkpoint
 RAY_RETRIES, RAY_GRACE = 10, 60
-# What a study is where nothing else is said, by its short name
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "": {
-        "algos": ["a2c", "task1", "task2"],
-        "seeds": [0, 100],
-        "steps": 0,
-        "eval_freq": 300_000,
-        "eval_episodes": 30,
-        "wandb": "offline",
-    },
-    "ladder": {
-        "algos": list(RUNGS),
-        "seeds": [0, 1, 2, 3, 4],
-        "steps": 125_000,
-        "eval_freq": 25_000,
-        "eval_episodes": 10,
-        "wandb": "disabled",
-    },
-}
 # With more runs than this, the table shows only those that are under way
 MAX_ROWS = 20
 
@@ -76,7 +44,7 @@ def make_grid(
     :raises ValueError: if there is no such environment or algorithm
     """
     register()
-    env_ids = ENVS.get(env, (env,))
+    env_ids = study_of(env).env_ids
     for env_id in env_ids:
         _check_env(env_id)
     unknown = [group for group in groups if group not in TASKS and group not in ALGOS]
@@ -102,7 +70,7 @@ def _check_env(env_id: str) -> None:
     try:
         gym.spec(env_id)
     except gym.error.Error as error:
-        raise ValueError(f"{error} Short names are {', '.join(ENVS)}.") from None
+        raise ValueError(f"{error} Short names are {', '.join(STUDIES)}.") from None
 
 
 def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:
