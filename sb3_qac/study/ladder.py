@@ -16,7 +16,6 @@ from stable_baselines3.common.utils import set_random_seed
 from sb3_qac.study.catalogue import RUNGS
 from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, points_of, settings_of
 from sb3_qac.study.records import Record, load_study, standard_error
-from sb3_qac.study.runs import is_resumable
 from sb3_qac.zoo import register
 
 # gymnasium's threshold for CartPole-v1
@@ -37,7 +36,7 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
     register()
     run = settings_of(folder)
     snapshots = points_of(sorted((folder / "snapshots").glob("*.zip")), 3)
-    if not is_resumable(ALGOS[run.algo]) or len(snapshots) < 3:
+    if not issubclass(ALGOS[run.algo], OnPolicyAlgorithm) or len(snapshots) < 3:
         return None
     th.set_num_threads(1)
     set_random_seed(run.seed)

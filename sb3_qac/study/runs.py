@@ -233,10 +233,11 @@ class StudyManager(ExperimentManager):
         self.deterministic_eval = run.deterministic
         self.envs: list[VecEnv] = []
         self.eval_env_wrapper: Callable[[gym.Env], gym.Env] | None = None
-        self.is_resumable = is_resumable(ALGOS[run.algo])
-        self.needs_replay = self.is_resumable and not self._is_atari and not has_visible_state(run.env_id)
+        self.is_resumable = self.needs_replay = False
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
+        self.is_resumable = is_resumable(ALGOS[self.run.algo], hyperparams)
+        self.needs_replay = self.is_resumable and not self._is_atari and not has_visible_state(self.run.env_id)
         self.eval_env_wrapper = get_wrapper_class({"env_wrapper": whole_games(hyperparams.get("env_wrapper"))})
         result = super()._preprocess_hyperparams(hyperparams)
         hyperparams, env_wrapper, callbacks, vec_env_wrapper = result
@@ -274,12 +275,14 @@ class StudyManager(ExperimentManager):
         self.callbacks.append(StatusCallback(Path(self.run.folder, "status.json"), evaluation))
 
 
-def is_resumable(algorithm: type[BaseAlgorithm]) -> bool:
+def is_resumable(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) -> bool:
     """
     :param algorithm: Algorithm
-    :return: Whether ``ExactCheckpointCallback`` supports it
+    :param hyperparams: Its entries in RL Zoo
+    :return: Whether ``ExactCheckpointCallback`` will support its models
     """
-    return issubclass(algorithm, OnPolicyAlgorithm) and algorithm.__name__ != "RecurrentPPO"
+    without_lstm = issubclass(algorithm, OnPolicyAlgorithm) and algorithm.__name__ != "RecurrentPPO"
+    return without_lstm and not hyperparams.get("use_sde", False)
 
 
 def has_visible_state(env_id: str) -> bool:
