@@ -51,6 +51,7 @@ def test_noise_alone_is_not_a_gradient():
     summary = moments_of({"noise": noise})["noise"]
     assert summary["gradient_square"] == pytest.approx(0, abs=4 * summary["gradient_square_error"])
     assert summary["variance"] == pytest.approx(4, rel=0.2)
+    assert np.isnan(summary["noise_to_signal"]) and np.isnan(summary["cosine"])
 
 
 def test_returns_end_with_their_episodes():

@@ -29,7 +29,8 @@ FLOORS = [
     {"sb3_qac.zoo"},
     {"sb3_qac.doctor", "sb3_qac.study.benchmark", "sb3_qac.study.catalogue", "sb3_qac.study.records", "sb3_qac.study.runs"},
     {"sb3_qac.study.analysis", "sb3_qac.study.diagnose"},
-    {"sb3_qac.study.ladder", "sb3_qac.study.report", "sb3_qac.study.video"},
+    {"sb3_qac.study.report", "sb3_qac.study.video"},
+    {"sb3_qac.study.ladder"},
     {"sb3_qac.study.study"},
     {"sb3_qac.__main__"},
 ]

@@ -126,6 +126,11 @@ def test_a_study_that_has_just_begun_has_a_report(tmp_path):
     assert "No evaluation yet that all runs have" in text
 
 
+def test_the_same_study_gives_the_same_bytes(study):
+    contents = [(write_report(study), *(path.read_bytes() for path in sorted(study.glob("*.*")))) for _ in range(2)]
+    assert contents[0] == contents[1] and len(contents[0]) > 5
+
+
 def test_one_seed_gives_no_interval(tmp_path):
     write_run(tmp_path, "task1", 0, [[1, 2]])
     assert "One seed gives no interval." in write_report(tmp_path).read_text()

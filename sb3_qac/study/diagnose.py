@@ -113,8 +113,8 @@ class GradientMoments:
             * ``difference``: norm of the difference to the reference's gradient on the same rollout, relative to the
               latter's norm, mean over rollouts
 
-            and with "_error" after its name the standard error of each, by leaving out blocks of rollouts in turn; nan
-            where noise leaves nothing to be told
+            and with "_error" after its name the standard error of each, by leaving out blocks of rollouts in turn. Where the
+            expected gradient is less than two standard errors from 0, ratio and cosine are nan.
         """
         sums = {name: th.stack([th.as_tensor(block) for block in blocks]) for name, blocks in self.sums.items()}
         # Products of the sums of any two blocks, shape (n_blocks, n_blocks)
@@ -131,6 +131,10 @@ class GradientMoments:
                 for figure in figures
             }
             summary[name] = {**figures, **errors}
+            if figures["gradient_square"] < 2 * errors["gradient_square_error"]:
+                # No gradient that could be told from 0
+                unknown = [figure for figure in summary[name] if figure.startswith(("noise_to_signal", "cosine"))]
+                summary[name].update(dict.fromkeys(unknown, np.nan))
         return summary
 
     def _figures(
@@ -146,14 +150,13 @@ class GradientMoments:
         product = expected(with_reference[name], self.products[name])
         reference_square = expected(with_itself[reference], self.squares[reference])
         variance = float(self.squares[name] @ kept / n) - square
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return {
-                "gradient_square": square,
-                "variance": variance,
-                "noise_to_signal": float(np.float64(variance) / square),
-                "cosine": float(product / np.sqrt(square * reference_square)) if min(square, reference_square) > 0 else np.nan,
-                "difference": float(self.differences[name] @ kept / n),
-            }
+        return {
+            "gradient_square": square,
+            "variance": variance,
+            "noise_to_signal": variance / square if square > 0 else np.nan,
+            "cosine": product / np.sqrt(square * reference_square) if min(square, reference_square) > 0 else np.nan,
+            "difference": float(self.differences[name] @ kept / n),
+        }
 
 
 def gradient_of(model: QA2C, loss: th.Tensor) -> th.Tensor:

@@ -16,6 +16,7 @@ from stable_baselines3.common.utils import set_random_seed
 from sb3_qac.study.catalogue import RUNGS
 from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, points_of, settings_of
 from sb3_qac.study.records import Record, load_study, standard_error
+from sb3_qac.study.report import save_figure
 from sb3_qac.zoo import register
 
 # gymnasium's threshold for CartPole-v1
@@ -119,9 +120,7 @@ def draw(groups: dict[str, list[Record]], path: Path) -> None:
         panel.set_title(name, fontsize="medium")
         panel.set_ylim(0, 520)
         panel.xaxis.set_major_formatter(EngFormatter())
-    for suffix in (".png", ".svg"):
-        figure.savefig(f"{path}{suffix}", dpi=120)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def write_page(folder: Path, jobs: int = 1) -> Path:

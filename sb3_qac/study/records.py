@@ -235,7 +235,10 @@ def bootstrap(
     """
     from rliable import library
 
-    with warnings.catch_warnings():
-        # rliable hands arch a generator in the way that arch is leaving
-        warnings.simplefilter("ignore", FutureWarning)
-        return library.get_interval_estimates(scores, function, reps=n_repetitions, random_state=np.random.RandomState(0))
+    before = np.random.get_state()
+    # rliable draws from numpy's global generator, whatever generator it is given
+    np.random.seed(0)
+    try:
+        return library.get_interval_estimates(scores, function, reps=n_repetitions)
+    finally:
+        np.random.set_state(before)

@@ -32,7 +32,7 @@ def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
         _draw_panel(panel, env_id, groups)
     for panel in panels.flat[len(envs) :]:
         panel.set_axis_off()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_panel(panel: Any, env_id: str, groups: Groups) -> None:
@@ -78,14 +78,19 @@ def draw_curves(groups: Groups, path: Path) -> None:
     for panel in panels[1]:
         panel.set_xlabel("environment steps")
         panel.xaxis.set_major_formatter(EngFormatter())
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """
+    :param figure: Figure of matplotlib; it is closed
+    :param path: Image to write, without its suffix; a PNG and an SVG come of it, the same bytes for the same figure
+    """
     import matplotlib.pyplot as plt
 
-    for suffix in (".png", ".svg"):
-        figure.savefig(f"{path}{suffix}", dpi=120)
+    figure.savefig(f"{path}.png", dpi=120)
+    with plt.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(f"{path}.svg", metadata={"Date": None})
     plt.close(figure)
 
 
