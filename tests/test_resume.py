@@ -35,6 +35,14 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Where the tests run in the background, the shell has switched Ctrl-C off for them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class InterruptAt(BaseCallback):
     """Ends a training without a word, as a kill does, at a number of steps."""
 

@@ -1,8 +1,6 @@
 """A study trains its grid, each run once, however often it is started."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEn
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import is_wrapped
 
+from sb3_qac.__main__ import main
 from sb3_qac.common.checkpoints import checkpoints_in, read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
@@ -184,12 +183,21 @@ def test_the_table_tells_how_far_each_is(tmp_path):
     assert [row[1] for row in rows[1:]] == ["waiting", "failed"]
 
 
-def test_the_command_line_says_what_is_wrong():
-    def study(*arguments):
-        return subprocess.run([sys.executable, "-m", "sb3_qac", "study", *arguments], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["Pogn-v4"], "Pogn.*Short names are pong"),
+        (["pong", "--jobs", "0"], "`jobs`"),
+        (["pong", "--ray", "nonsense"], "HOST:PORT"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(arguments, message):
+    with pytest.raises(SystemExit, match=f"^study: .*{message}"):
+        main(["study", *arguments])
 
-    result = study("Pogn-v4")
-    assert result.returncode == 1 and result.stderr.startswith("study: ") and "Traceback" not in result.stderr
-    result = study("pong", "--jobs", "0")
-    assert result.returncode == 1 and "`jobs`" in result.stderr
-    assert "--stop-return" in study("--help").stdout
+
+def test_help_names_the_studies(capsys):
+    with pytest.raises(SystemExit):
+        main(["study", "--help"])
+    printed = capsys.readouterr().out
+    assert "--stop-return" in printed and "minatar" in printed

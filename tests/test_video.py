@@ -37,6 +37,7 @@ def test_a_video_shows_whole_games(tmp_path):
     assert len(gif) == -(-int(sum(returns["sampled"])) // 2) and gif[0].shape[:2] == (200, 300)
 
 
+@pytest.mark.slow
 def test_the_same_seed_shows_the_same_games(tmp_path):
     settings = dict(n_timesteps=400, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
     (run,) = make_grid("Acrobot-v1", ["ppo"], [0], tmp_path, **settings)

@@ -151,14 +151,14 @@ def _against_a2c(groups: Groups, goal: float | None) -> Iterator[str]:
         told = f": after {_list([f'{x:,}' for x in steps])} steps, {_list([f'{x:.1f}' for x in hours])} hours" if steps else ""
         yield f"{len(steps)} of {len(groups[name])} runs of {name} reach {goal:g}{told}."
     if None not in [*steps_to[A2C], *steps_to[TASK_1]]:
-        yield f"To {goal:g} task 1 takes {_verdict(difference(steps_to[TASK_1], steps_to[A2C]), ' steps')},"
-        yield f"or {_verdict(difference(hours_to[TASK_1], hours_to[A2C]), ' hours')}, more than A2C."
+        yield f"The way of task 1 to {goal:g} is longer by {_verdict(difference(steps_to[TASK_1], steps_to[A2C]), ' steps')};"
+        yield f"by {_verdict(difference(hours_to[TASK_1], hours_to[A2C]), ' hours')}."
 
 
 def _tasks_apart(groups: Groups) -> Iterator[str]:
     last = n_common(groups) - 1
     ones, twos = ([record.means[last] for record in groups[name]] for name in (TASK_1, TASK_2))
-    yield f"**Task 2 against task 1.** At the same steps task 2 returns {_verdict(difference(twos, ones))} more than task 1."
+    yield f"**Task 2 against task 1.** At the same steps the difference is {_verdict(difference(twos, ones))}."
     spreads = [np.std(values, ddof=1) for values in (ones, twos) if len(values) > 1]
     if spreads:
         yield (
