@@ -144,7 +144,7 @@ def load_curves(folder: Path) -> dict[str, pd.Series]:
     for events in sorted({path.parent for path in folder.glob("tensorboard/**/events.out.tfevents.*")}):
         accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
         accumulator.Reload()
-        for tag in set(CURVES) & set(accumulator.Tags()["scalars"]):
+        for tag in (tag for tag in CURVES if tag in accumulator.Tags()["scalars"]):
             scalars = accumulator.Scalars(tag)
             curves[tag] = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
     if curves:
