@@ -10,13 +10,13 @@ import pytest
 import torch as th
 
 from sb3_qac import QA2C
+from sb3_qac.common.returns import discounted_returns
 from sb3_qac.study.diagnose import (
     ALL_ACTION,
     ESTIMATORS,
     GradientMoments,
     diagnose_model,
     diagnose_run,
-    discounted_returns,
     judge_critic,
     points_of,
     tables,
@@ -56,9 +56,9 @@ def test_noise_alone_is_not_a_gradient():
 
 def test_returns_end_with_their_episodes():
     rewards = np.array([[1.0], [2.0], [4.0]])
-    starts = np.array([[1.0], [0.0], [1.0], [0.0]])
+    dones = np.array([[False], [True], [False]])
     # The second step is the last of its episode, the third one goes on
-    returns = discounted_returns(rewards, starts, np.array([16.0]), gamma=0.5)
+    returns = discounted_returns(rewards, dones, np.array([16.0]), gamma=0.5)
     np.testing.assert_array_equal(returns, [[2.0], [2.0], [12.0]])
 
 

@@ -15,6 +15,7 @@ FLOORS = [
         "sb3_qac.common.curves",
         "sb3_qac.common.losses",
         "sb3_qac.common.memory",
+        "sb3_qac.common.returns",
         "sb3_qac.common.state",
     },
     {"sb3_qac.common.checkpoints", "sb3_qac.common.logs", "sb3_qac.common.torch_layers", "sb3_qac.common.wrappers"},

@@ -17,7 +17,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
 
-MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+# gymnasium's name of each of MinAtar's games, and MinAtar's own
+MINATAR_GAMES = {
+    f"MinAtar/{game.title().replace('_', '')}-v1": game
+    for game in ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+}
 
 
 def register_minatar_envs() -> None:
@@ -28,8 +32,7 @@ def register_minatar_envs() -> None:
     """
     if importlib.util.find_spec("minatar") is None:
         return
-    for game in MINATAR_GAMES:
-        env_id = f"MinAtar/{game.title().replace('_', '')}-v1"
+    for env_id, game in MINATAR_GAMES.items():
         if env_id not in gym.registry:
             gym.register(env_id, entry_point="minatar.gym:BaseEnv", kwargs=dict(game=game, use_minimal_action_set=True))
 

@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_finite, check_number
+from sb3_qac.common.returns import discounted_returns
 
 SelfREINFORCE = TypeVar("SelfREINFORCE", bound="REINFORCE")
 
@@ -296,11 +297,7 @@ def episode_returns(rewards: np.ndarray, dones: np.ndarray, gamma: float, return
     :param return_to_go: Whether to leave out what was before the step
     :return: Returns, shape (n_steps, n_envs); of an episode that does not end, those of the rewards that are there
     """
-    returns = np.zeros(rewards.shape)
-    following = np.zeros(rewards.shape[1])
-    for t in reversed(range(len(rewards))):
-        following = rewards[t] + gamma * ~dones[t] * following
-        returns[t] = following
+    returns = discounted_returns(rewards, dones, 0.0, gamma)
     if not return_to_go:
         for t in range(1, len(returns)):
             returns[t] = np.where(dones[t - 1], returns[t], returns[t - 1])

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from sb3_qac.common.env_util import MINATAR_GAMES
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -92,7 +94,7 @@ STUDIES = {
         ("FrozenLake-v1", "Blackjack-v1"), ("a2c", "task1", "beta1"), TEN_SEEDS, eval_freq=50_000, wandb="disabled"
     ),
     "minatar": Study(
-        tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
+        tuple(MINATAR_GAMES),
         seeds=TEN_SEEDS,
         eval_freq=100_000,
         wandb="disabled",

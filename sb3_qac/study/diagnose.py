@@ -25,6 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_qac.common.checkpoints import read_json, write_atomically
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, state_values
+from sb3_qac.common.returns import discounted_returns
 from sb3_qac.qa2c import QA2C
 from sb3_qac.study.records import DIAGNOSIS_FILE
 from sb3_qac.study.runs import Run, StudyManager
@@ -169,22 +170,6 @@ def gradient_of(model: QA2C, loss: th.Tensor) -> th.Tensor:
     return th.cat([gradient.flatten() for gradient in gradients])
 
 
-def discounted_returns(rewards: np.ndarray, episode_starts: np.ndarray, last_values: np.ndarray, gamma: float) -> np.ndarray:
-    """
-    :param rewards: Shape (n_steps, n_envs)
-    :param episode_starts: Whether a step is the first of its episode; one row more than ``rewards``, for what follows
-    :param last_values: Values of the states after the last step, shape (n_envs,)
-    :param gamma: Discount factor
-    :return: discounted sum of the rewards to the end of the episode, shape (n_steps, n_envs)
-    """
-    returns = np.zeros_like(rewards)
-    following = last_values
-    for t in reversed(range(len(rewards))):
-        following = rewards[t] + gamma * (1 - episode_starts[t + 1]) * following
-        returns[t] = following
-    return returns
-
-
 def judge_critic(q_values: np.ndarray, probs: np.ndarray, actions: np.ndarray, returns: np.ndarray) -> dict[str, float]:
     """
     Compare a critic with what came of the actions that were taken.
@@ -282,8 +267,9 @@ def diagnose_model(model: QA2C, n_rollouts: int) -> dict[str, Any]:
     with th.no_grad():
         last_obs, _ = model.policy.obs_to_tensor(model._last_obs)
         last_values = model.policy.predict_values(last_obs).cpu().numpy().ravel()
-    starts = np.concatenate([history["starts"], np.asarray(model._last_episode_starts, dtype=np.float32)[None]])
-    returns = discounted_returns(history["rewards"], starts, last_values, model.gamma)
+    # An episode ends before the next one starts
+    dones = np.concatenate([history["starts"][1:], np.asarray(model._last_episode_starts)[None]])
+    returns = discounted_returns(history["rewards"], dones, last_values, model.gamma)
     # Those at the end would rest on the critic that they are to judge
     judged = slice(0, max(len(returns) * 9 // 10, 1))
     critic = judge_critic(*(x[judged] for x in (history["q_values"], history["probs"], history["actions"], returns)))

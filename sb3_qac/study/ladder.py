@@ -16,7 +16,7 @@ from stable_baselines3.common.utils import set_random_seed
 from sb3_qac.study.catalogue import RUNGS
 from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, points_of, settings_of
 from sb3_qac.study.records import Record, load_study, standard_error
-from sb3_qac.study.report import save_figure
+from sb3_qac.study.report import save_figure, write_markdown
 from sb3_qac.zoo import register
 
 # gymnasium's threshold for CartPole-v1
@@ -130,8 +130,6 @@ def write_page(folder: Path, jobs: int = 1) -> Path:
     :return: the Markdown file that was written there; an HTML file and the plot are beside it
     :raises ValueError: if there is no run of a rung in the folder
     """
-    from markdown import markdown as to_html
-
     found = load_study(folder).get("CartPole-v1", {})
     groups = {name: found[name] for name in RUNGS if name in found}
     if not groups:
@@ -140,11 +138,7 @@ def write_page(folder: Path, jobs: int = 1) -> Path:
     measured = iter(Parallel(n_jobs=jobs)(delayed(noise_of_run)(path) for paths in folders.values() for path in paths))
     noise = {name: [next(measured) for _ in paths] for name, paths in folders.items()}
     draw(groups, folder / PAGE)
-    text = "\n".join(_page(groups, noise)) + "\n"
-    (folder / f"{PAGE}.md").write_text(text)
-    style = "<meta charset='utf-8'><style>body{font-family:sans-serif;margin:2em}td,th{padding:.2em .6em}</style>"
-    (folder / f"{PAGE}.html").write_text(f"{style}\n{to_html(text, extensions=['tables'])}\n")
-    return folder / f"{PAGE}.md"
+    return write_markdown("\n".join(_page(groups, noise)) + "\n", folder / PAGE, width="none")
 
 
 def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float] | None]]) -> Iterator[str]:

@@ -225,8 +225,6 @@ def write_report(folder: Path, goal: float | None = None, output: Path | None = 
     :return: the Markdown file; an HTML file and the images are beside it
     :raises ValueError: if there is no run in the folder
     """
-    from markdown import markdown as to_html
-
     envs = load_study(folder)
     if goal is None:
         goal = next(iter(next(iter(envs.values())).values()))[0].settings.get("stop_return")
@@ -241,11 +239,22 @@ def write_report(folder: Path, goal: float | None = None, output: Path | None = 
         draw_evaluations(corrected, output / "beta")
     for env_id, groups in envs.items():
         draw_curves(groups, output / _curves_name(env_id))
-    text = markdown(folder, envs, goal)
-    (output / "report.md").write_text(text)
+    return write_markdown(markdown(folder, envs, goal), output / "report")
+
+
+def write_markdown(text: str, path: Path, width: str = "60em") -> Path:
+    """
+    :param text: Page in Markdown
+    :param path: File to write, without its suffix; Markdown and HTML come of it
+    :param width: Largest width of the HTML page, in terms of CSS
+    :return: the Markdown file
+    """
+    from markdown import markdown as to_html
+
     style = (
-        "<meta charset='utf-8'><style>body{font-family:sans-serif;max-width:60em;margin:auto}td,th{padding:.2em .6em}"
-        "img{max-width:100%}</style>"
+        f"<meta charset='utf-8'><style>body{{font-family:sans-serif;max-width:{width};margin:auto}}"
+        "td,th{padding:.2em .6em}img{max-width:100%}</style>"
     )
-    (output / "report.html").write_text(f"{style}\n{to_html(text, extensions=['tables'])}\n")
-    return output / "report.md"
+    Path(f"{path}.md").write_text(text)
+    Path(f"{path}.html").write_text(f"{style}\n{to_html(text, extensions=['tables'])}\n")
+    return Path(f"{path}.md")
