@@ -26,11 +26,11 @@ class Rows(KVWriter):
         pass
 
 
-def train(algorithm, callback, seed=0, **kwargs):
+def train(algorithm, callback, seed=0, log_interval=1, **kwargs):
     model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=seed), seed=seed, device="cpu", **kwargs)
     rows = Rows()
     model.set_logger(Logger(None, [rows]))
-    model.learn(2000, callback, log_interval=1)
+    model.learn(2000, callback, log_interval=log_interval)
     return model, rows.rows
 
 
@@ -68,6 +68,15 @@ def test_the_norm_is_that_before_clipping_and_the_loss_that_of_the_parts():
     row = rows[-1]
     parts = row["train/policy_loss"] + 0.1 * row["train/entropy_loss"] + 0.3 * row["train/value_loss"]
     assert row["train/loss"] == pytest.approx(parts)
+
+
+def test_rows_are_of_the_last_update_before_they_are_written():
+    _, rows = train(A2C, CurvesCallback(), ent_coef=0.1, vf_coef=0.3, log_interval=7)
+    every_update = train(A2C, CurvesCallback(), ent_coef=0.1, vf_coef=0.3)[1]
+    for row, same in zip(rows, every_update[6::7], strict=False):
+        parts = row["train/policy_loss"] + 0.1 * row["train/entropy_loss"] + 0.3 * row["train/value_loss"]
+        assert row["train/loss"] == pytest.approx(parts)
+        assert row["train/grad_norm"] == same["train/grad_norm"]
 
 
 def test_returns_are_of_the_last_episode_of_each_environment():

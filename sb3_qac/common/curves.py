@@ -25,6 +25,8 @@ class CurvesCallback(BaseCallback):
         super().__init__()
         self.grad_norm: float | None = None
         self.last_returns: np.ndarray | None = None
+        # Rows that the algorithm does not log itself; a list, so that it is kept in checkpoints
+        self.own_rows: list[str] = []
         # Of the gradient step that is under way, by parameter
         self._squares: list[Any] = []
 
@@ -58,11 +60,18 @@ class CurvesCallback(BaseCallback):
     def _on_rollout_start(self) -> None:
         # What the update before has logged
         logged = self.logger.name_to_value
-        if self.grad_norm is not None and "train/grad_norm" not in logged:
-            self.logger.record("train/grad_norm", self.grad_norm)
+        if self.grad_norm is not None:
+            self._record("train/grad_norm", self.grad_norm)
         parts = {"train/policy_loss": 1.0, "train/entropy_loss": self.model.ent_coef, "train/value_loss": self.model.vf_coef}
-        if "train/loss" not in logged and all(name in logged for name in parts):
-            self.logger.record("train/loss", sum(weight * logged[name] for name, weight in parts.items()))
+        if all(name in logged for name in parts):
+            self._record("train/loss", sum(weight * logged[name] for name, weight in parts.items()))
+
+    def _record(self, name: str, value: float) -> None:
+        # A row that is there is the algorithm's, or ours of an earlier update that is not written yet
+        if name not in self.logger.name_to_value and name not in self.own_rows:
+            self.own_rows.append(name)
+        if name in self.own_rows:
+            self.logger.record(name, value)
 
     def _on_rollout_end(self) -> None:
         assert self.last_returns is not None
