@@ -194,6 +194,15 @@ def test_every_number_of_the_analysis_is_computed(study):
     assert "## Analysis" in report and "| 1,000 | sampled, baseline |" in report
 
 
+def test_a_difference_in_steps_is_written_out(tmp_path):
+    late = [[0, 0]] * 19 + [[18, 18]]
+    for group, seed, returns in [("a2c", 0, late), ("a2c", 1, late), ("task1", 0, [[18, 18]] * 20), ("task1", 1, late)]:
+        write_run(tmp_path, group, seed, returns)
+    text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=18))
+    # 20,000 and 20,000 steps against 1,000 and 20,000: standard error 9,500, one degree of freedom, whose t is 12.7062
+    assert "longer by -9,500 steps (95 % interval -130,209 to +111,209, Welch, over seeds)" in text
+
+
 def test_beta_has_a_plot_of_its_own(study):
     write_run(study, "beta1", 0, [[1, 1], [18, 18]])
     assert "![beta](beta.png)" in write_report(study).read_text()

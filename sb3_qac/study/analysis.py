@@ -215,10 +215,11 @@ def _mean(records: Sequence[Record], evaluation: int) -> float:
 
 
 def _verdict(found: Difference, unit: str = "") -> str:
+    mean, low, high = (f"{x:+,.0f}" if abs(x) >= 100 else f"{x:+.3g}" for x in (found.mean, found.low, found.high))
     if np.isnan(found.low):
-        return f"{found.mean:+,.4g}{unit} (no interval: a single seed, or all alike)"
+        return f"{mean}{unit} (no interval: a single seed, or all alike)"
     verdict = "not due to chance alone" if found.significant else "which chance alone explains as well"
-    return f"{found.mean:+,.4g}{unit} (95 % interval {found.low:+,.4g} to {found.high:+,.4g}, Welch, over seeds), {verdict}"
+    return f"{mean}{unit} (95 % interval {low} to {high}, Welch, over seeds), {verdict}"
 
 
 def _range(values: Sequence[float], form: str) -> str:
