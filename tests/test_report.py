@@ -10,7 +10,7 @@ import pytest
 from sb3_qac.study import analysis
 from sb3_qac.study.analysis import paragraphs
 from sb3_qac.study.records import difference, load_study, pooled, standard_error
-from sb3_qac.study.report import markdown, table, write_report
+from sb3_qac.study.report import _styles, markdown, table, write_report
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +207,19 @@ def test_beta_has_a_plot_of_its_own(study):
     write_run(study, "beta1", 0, [[1, 1], [18, 18]])
     assert "![beta](beta.png)" in write_report(study).read_text()
     assert (study / "beta.png").stat().st_size > 10_000
+
+
+def test_what_beta_changes_is_computed(study):
+    write_run(study, "beta1", 0, [[2, 4], [20, 22]])
+    write_run(study, "beta1", 1, [[2, 4], [26, 28]])
+    text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
+    # 21 and 27 against 18 and 24 at 2,000 steps; over both evaluations 12 and 15 against 9.5 and 13.5
+    assert "the difference to task 1 is +3 (95 % interval" in text and "over the whole way there +2 (95 % interval" in text
+
+
+def test_a_group_looks_the_same_beside_whatever_it_is_drawn():
+    assert [x["color"] for x in _styles({"a2c": [], "beta1": [], "ppo": [], "task1": []})] == ["C0", "C3", "C4", "C1"]
+    assert [x["color"] for x in _styles({"beta1": [], "task1": []})] == ["C3", "C1"]
 
 
 def test_several_environments_make_one_report(tmp_path):

@@ -37,7 +37,7 @@ PUBLISHED = {
         "Allen et al. 2017 (Mean Actor-Critic itself)": "1173.1",
     },
 }
-A2C, TASK_1, TASK_2 = "a2c", "task1", "task2"
+A2C, TASK_1, TASK_2, BETA_1 = "a2c", "task1", "task2", "beta1"
 
 
 def statistics(groups: Groups) -> Iterator[str]:
@@ -125,6 +125,9 @@ def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:
     if n_common(groups) and {TASK_1, TASK_2} <= set(groups):
         yield from _tasks_apart(groups)
         yield ""
+    if n_common(groups) and {TASK_1, BETA_1} <= set(groups):
+        yield from _corrected(groups)
+        yield ""
     diagnosed = [record for records in groups.values() for record in records if record.diagnosis]
     if diagnosed:
         yield from _baseline(diagnosed)
@@ -165,6 +168,17 @@ def _tasks_apart(groups: Groups) -> Iterator[str]:
             f"Seeds of one and the same task differ by {_range(spreads, '.2g')} (standard deviation). The two have the same "
             "expected gradient: where their curves part, it is rounding, which chaos makes large, and luck."
         )
+
+
+def _corrected(groups: Groups) -> Iterator[str]:
+    last = n_common(groups) - 1
+    with_it, without = groups[BETA_1], groups[TASK_1]
+    ends = difference(*([record.means[last] for record in group] for group in (with_it, without)))
+    learning = difference(*([record.means[: last + 1].mean() for record in group] for group in (with_it, without)))
+    yield (
+        "**What beta=1 changes.** It adds to task 1 what the critic got wrong on the action taken. At the same steps the "
+        f"difference to task 1 is {_verdict(ends)}; over the whole way there {_verdict(learning)}."
+    )
 
 
 def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:

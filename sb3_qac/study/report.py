@@ -13,6 +13,8 @@ from sb3_qac.study.records import CURVES, Groups, Record, load_study, pooled, st
 STYLES = ("-", "--", ":", "-.")
 # Drawn apart from what the documents ask for, beside task 1
 CORRECTED = "beta1"
+# Those that always look the same, whatever else is drawn
+USUAL = ("a2c", "task1", "task2", CORRECTED)
 
 
 def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
@@ -38,14 +40,14 @@ def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
 def _draw_panel(panel: Any, env_id: str, groups: Groups) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    for i, (group, records) in enumerate(groups.items()):
+    for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
         for record in records:
-            panel.plot(record.timesteps, record.means, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=0.7, alpha=0.6)
+            panel.plot(record.timesteps, record.means, **style, linewidth=0.7, alpha=0.6)
         steps, means, errors = pooled(records)
         if len(steps):
             seeds = f"{len(records)} seed{'s' if len(records) > 1 else ''}"
-            panel.plot(steps, means, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=2, label=f"{group} ({seeds})")
-            panel.fill_between(steps, means - errors, means + errors, color=f"C{i}", alpha=0.25, linewidth=0)
+            panel.plot(steps, means, **style, linewidth=2, label=f"{group} ({seeds})")
+            panel.fill_between(steps, means - errors, means + errors, color=style["color"], alpha=0.25, linewidth=0)
     panel.set_xlabel("environment steps")
     panel.xaxis.set_major_formatter(EngFormatter())
     panel.xaxis.set_major_locator(MaxNLocator(5))
@@ -54,6 +56,12 @@ def _draw_panel(panel: Any, env_id: str, groups: Groups) -> None:
     panel.grid(alpha=0.3)
     if panel.get_legend_handles_labels()[0]:
         panel.legend()
+
+
+def _styles(groups: Groups) -> Iterator[dict[str, str]]:
+    names = [*USUAL, *(group for group in groups if group not in USUAL)]
+    for i in map(names.index, groups):
+        yield dict(color=f"C{i}", linestyle=STYLES[i % 4])
 
 
 def draw_curves(groups: Groups, path: Path) -> None:
@@ -66,11 +74,14 @@ def draw_curves(groups: Groups, path: Path) -> None:
 
     figure, panels = plt.subplots(2, 3, figsize=(13, 7), sharex=True, layout="constrained")
     for panel, (tag, title) in zip(panels.flat, CURVES.items(), strict=True):
-        for i, (group, records) in enumerate(groups.items()):
+        for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
             for j, curve in enumerate(record.curves[tag] for record in records if tag in record.curves):
                 smooth = curve.rolling(max(len(curve) // 100, 1), min_periods=1).mean()
                 label = group if j == 0 else None
-                panel.plot(curve.index, smooth, color=f"C{i}", linestyle=STYLES[i % 4], linewidth=1, label=label)
+                panel.plot(curve.index, smooth, **style, linewidth=1, label=label)
+        if tag == "train/explained_variance":
+            # It has no lower bound, and single updates far below 0 would hide the rest
+            panel.set_ylim(bottom=max(panel.get_ylim()[0], -1.1))
         panel.set_title(title)
         panel.grid(alpha=0.3)
     if panels.flat[0].get_legend_handles_labels()[0]:
