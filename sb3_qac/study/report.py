@@ -81,7 +81,7 @@ def draw_curves(groups: Groups, path: Path) -> None:
                 panel.plot(curve.index, smooth, **style, linewidth=1, label=label)
         if tag == "train/explained_variance":
             # It has no lower bound, and single updates far below 0 would hide the rest
-            panel.set_ylim(bottom=max(panel.get_ylim()[0], -1.1))
+            panel.set_ylim(max(panel.get_ylim()[0], -1.1), 1.1)
         panel.set_title(title)
         panel.grid(alpha=0.3)
     if panels.flat[0].get_legend_handles_labels()[0]:
