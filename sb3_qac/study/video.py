@@ -56,8 +56,9 @@ def record_videos(
                     if len(beginning) < 2 * GIF_FRAMES:
                         beginning.append(image)
             if gif and not deterministic:
-                # Half as many images, half as large
-                images = [image[::2, ::2] for image in beginning[::2]]
+                # Half as many images, half as large where they are not as small as Atari's
+                stride = 2 if beginning[0].shape[1] > 300 else 1
+                images = [image[::stride, ::stride] for image in beginning[::2]]
                 imageio.mimwrite(output / f"{name}.gif", images, duration=2000 / fps, loop=0)
     return returns
 
