@@ -366,7 +366,8 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path):
 def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
     """The short version of kill_and_resume.py: three kills, at least one inside the writing of a checkpoint."""
     seconds = run_to_the_end(algo, stack, tmp_path / "reference", 2000)
-    kills = kill_and_resume(algo, stack, tmp_path / "killed", 2000, 2, seconds, random.Random(seed))
+    # Half as long at most: on a machine that has become less busy it would come to its end before the first kill
+    kills = kill_and_resume(algo, stack, tmp_path / "killed", 2000, 2, seconds / 2, random.Random(seed))
     assert differences(tmp_path / "reference", tmp_path / "killed") == []
     assert kills
 

@@ -2,10 +2,10 @@
 
 import json
 import os
+import resource
 import runpy
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -250,11 +250,15 @@ def test_misspelt_environment_is_answered_with_the_closest(tmp_path):
 
 
 def test_cartpole_through_the_zoo_reaches_475_in_90_seconds(tmp_path):
-    """The preset as it stands, on one fixed seed; 475 is gymnasium's mark of solved, an untrained policy gets some 20."""
+    """
+    The preset as it stands, on one fixed seed; 475 is gymnasium's mark of solved, an untrained policy gets some 20. The
+    seconds are those of one core, so that other tests beside it do not count.
+    """
     evaluate = ["--eval-freq", 100_000, "--eval-episodes", 10, "--n-eval-envs", 5, "--num-threads", 1]
-    start = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     python("-m", "rl_zoo3.train", *ARGUMENTS, "--seed", 0, *evaluate, cwd=tmp_path)
-    seconds = time.monotonic() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     evaluations = np.load(tmp_path / "logs" / "qa2c" / "CartPole-v1_1" / "evaluations.npz")
     assert evaluations["timesteps"][-1] == PRESETS["CartPole-v1"]["n_timesteps"]
     assert evaluations["results"][-1].mean() >= 475
