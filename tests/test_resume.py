@@ -364,7 +364,7 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path):
 
 @pytest.mark.parametrize(("algo", "stack", "seed"), [("qa2c", "native", 0), ("a2c", "stock", 1)])
 def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
-    """The short version of kill_and_resume.py: three kills, at least one inside the writing of a checkpoint."""
+    """The short version of kill_and_resume.py: two kills at random moments, some inside the writing of a checkpoint."""
     seconds = run_to_the_end(algo, stack, tmp_path / "reference", 2000)
     # Half as long at most: on a machine that has become less busy it would come to its end before the first kill
     kills = kill_and_resume(algo, stack, tmp_path / "killed", 2000, 2, seconds / 2, random.Random(seed))

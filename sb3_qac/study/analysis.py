@@ -119,15 +119,15 @@ def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:
     :param goal: Mean return of an evaluation that counts as solved; None for none
     :return: lines of Markdown: what the study says of task 1 beside A2C, and of the baseline
     """
-    if n_common(groups) and {A2C, TASK_1} <= set(groups):
-        yield from _against_a2c(groups, goal)
-        yield ""
-    if n_common(groups) and {TASK_1, TASK_2} <= set(groups):
-        yield from _tasks_apart(groups)
-        yield ""
-    if n_common(groups) and {TASK_1, BETA_1} <= set(groups):
-        yield from _corrected(groups)
-        yield ""
+    comparisons = {
+        (A2C, TASK_1): _against_a2c(groups, goal),
+        (TASK_1, TASK_2): _tasks_apart(groups),
+        (TASK_1, BETA_1): _corrected(groups),
+    }
+    for names, lines in comparisons.items():
+        if n_common(groups) and set(names) <= set(groups):
+            yield from lines
+            yield ""
     diagnosed = [record for records in groups.values() for record in records if record.diagnosis]
     if diagnosed:
         yield from _baseline(diagnosed)
@@ -138,13 +138,13 @@ def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:
 def _against_a2c(groups: Groups, goal: float | None) -> Iterator[str]:
     last = n_common(groups) - 1
     ours, stock = groups[TASK_1], groups[A2C]
+    end, way = _differences(groups, TASK_1, A2C)
     steps = ours[0].timesteps[last]
     yield (
         f"**Task 1 against A2C.** At {steps:,} steps task 1 returns {_mean(ours, last):.2f} and A2C {_mean(stock, last):.2f}: "
-        f"a difference of {_verdict(difference([x.means[last] for x in ours], [x.means[last] for x in stock]))}."
+        f"a difference of {_verdict(end)}."
     )
-    learning = difference(*([x.means[: last + 1].mean() for x in group] for group in (ours, stock)))
-    yield f"Over the whole way there, the mean of all evaluations, it is {_verdict(learning)}."
+    yield f"Over the whole way there, the mean of all evaluations, it is {_verdict(way)}."
     if goal is None:
         return
     steps_to: dict[str, Any] = {name: [record.steps_to(goal) for record in groups[name]] for name in (A2C, TASK_1)}
@@ -171,13 +171,10 @@ def _tasks_apart(groups: Groups) -> Iterator[str]:
 
 
 def _corrected(groups: Groups) -> Iterator[str]:
-    last = n_common(groups) - 1
-    with_it, without = groups[BETA_1], groups[TASK_1]
-    ends = difference(*([record.means[last] for record in group] for group in (with_it, without)))
-    learning = difference(*([record.means[: last + 1].mean() for record in group] for group in (with_it, without)))
+    end, way = _differences(groups, BETA_1, TASK_1)
     yield (
         "**What beta=1 changes.** It adds to task 1 what the critic got wrong on the action taken. At the same steps the "
-        f"difference to task 1 is {_verdict(ends)}; over the whole way there {_verdict(learning)}."
+        f"difference to task 1 is {_verdict(end)}; over the whole way there {_verdict(way)}."
     )
 
 
@@ -226,6 +223,16 @@ def _end(curve: pd.Series) -> float:
 
 def _mean(records: Sequence[Record], evaluation: int) -> float:
     return float(np.mean([record.means[evaluation] for record in records]))
+
+
+def _differences(groups: Groups, name: str, other: str) -> tuple[Difference, Difference]:
+    """:return: at the last evaluation that all runs have, and in the mean of all evaluations up to it"""
+    n_evaluations = n_common(groups)
+    means, others = ([record.means[:n_evaluations] for record in groups[group]] for group in (name, other))
+    return (
+        difference([x[-1] for x in means], [x[-1] for x in others]),
+        difference([x.mean() for x in means], [x.mean() for x in others]),
+    )
 
 
 def _verdict(found: Difference, unit: str = "") -> str:

@@ -5,16 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, statistics
+from sb3_qac.study.analysis import A2C, BETA_1, PUBLISHED, TASK_1, TASK_2, over_environments, paragraphs, statistics
 from sb3_qac.study.diagnose import tables as diagnosis_tables
 from sb3_qac.study.records import CURVES, Groups, Record, load_study, pooled, standard_error
 
 # Tasks 1 and 2 may lie upon each other, to the last bit
 STYLES = ("-", "--", ":", "-.")
-# Drawn apart from what the documents ask for, beside task 1
-CORRECTED = "beta1"
-# Those that always look the same, whatever else is drawn
-USUAL = ("a2c", "task1", "task2", CORRECTED)
+# Groups that always look the same, whatever else is drawn
+USUAL = (A2C, TASK_1, TASK_2, BETA_1)
 
 
 def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
@@ -152,7 +150,7 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
         "thin line is one seed. The standard error is that of the episodes that were played, not of other seeds.",
         "",
     ]
-    if any(CORRECTED in groups for groups in envs.values()):
+    if any(BETA_1 in groups for groups in envs.values()):
         lines += ["What `beta=1` changes:", "", "![beta](beta.png)", ""]
     if several:
         lines += ["## Over environments", "", *over_environments(envs), ""]
@@ -241,12 +239,13 @@ def write_report(folder: Path, goal: float | None = None, output: Path | None = 
         goal = next(iter(next(iter(envs.values())).values()))[0].settings.get("stop_return")
     output = output or folder
     output.mkdir(parents=True, exist_ok=True)
-    asked = {env_id: {name: x for name, x in groups.items() if name != CORRECTED} for env_id, groups in envs.items()}
+    # beta=1 is drawn apart from what the documents ask for, beside task 1
+    asked = {env_id: {name: x for name, x in groups.items() if name != BETA_1} for env_id, groups in envs.items()}
     draw_evaluations({env_id: groups for env_id, groups in asked.items() if groups} or envs, output / "evaluations")
     corrected = {
-        env_id: {name: x for name, x in groups.items() if name in ("task1", CORRECTED)} for env_id, groups in envs.items()
+        env_id: {name: x for name, x in groups.items() if name in (TASK_1, BETA_1)} for env_id, groups in envs.items()
     }
-    if any(CORRECTED in groups for groups in corrected.values()):
+    if any(BETA_1 in groups for groups in corrected.values()):
         draw_evaluations(corrected, output / "beta")
     for env_id, groups in envs.items():
         draw_curves(groups, output / _curves_name(env_id))
