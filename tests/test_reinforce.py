@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
@@ -166,7 +167,18 @@ def test_rl_zoo_trains_it_with_its_preset(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_cartpole_is_solved(seed):
-    env = make_vec_env("CartPole-v1", 8, seed=seed)
+    """As the course document has it, a training stops at 500: the return of 200 greedy episodes, every 10,000 steps."""
     kwargs = dict(normalize_returns=True, policy_kwargs=dict(net_arch=[128, 128]))
-    model = REINFORCE("MlpPolicy", env, seed=seed, device="cpu", **kwargs).learn(300_000)
-    assert evaluate_policy(model, make_vec_env("CartPole-v1", 8, seed=1000), 50)[0] == 500
+    model = REINFORCE("MlpPolicy", make_vec_env("CartPole-v1", 8, seed=seed), seed=seed, device="cpu", **kwargs)
+    evaluation = EvalCallback(
+        make_vec_env("CartPole-v1", 200, seed=10_000 + seed),
+        callback_on_new_best=StopTrainingOnRewardThreshold(500),
+        eval_freq=10_000 // 8,
+        n_eval_episodes=200,
+        verbose=0,
+    )
+    model.learn(300_000, evaluation)
+    assert evaluation.best_mean_reward == 500 and model.num_timesteps < 300_000
+    # and the agent that it stopped with solves others, by gymnasium's threshold
+    env = make_vec_env("CartPole-v1", 8, seed=1000)
+    assert evaluate_policy(model, env, 100)[0] >= gym.spec("CartPole-v1").reward_threshold
