@@ -1,6 +1,7 @@
 """A study trains its grid, each run once, however often it is started."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from sb3_qac.__main__ import main
 from sb3_qac.common.checkpoints import checkpoints_in, read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
-from sb3_qac.study.runs import Run, StudyManager, config_of, has_visible_state, train_run, whole_games
+from sb3_qac.study.runs import Run, SnapshotCallback, StudyManager, config_of, has_visible_state, train_run, whole_games
 from sb3_qac.study.study import make_grid, run_study, status_table
 from sb3_qac.zoo import presets
 
@@ -125,6 +126,28 @@ def test_a_run_stops_at_its_return(tmp_path):
     (run,) = make_grid("cartpole", ["task1"], [0], tmp_path, stop_return=5.0, **SMALL)
     assert train_run(run) is None
     assert run.finished and read_json(Path(run.folder, "status.json"))["steps"] == 800
+
+
+def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["task1"], [0], tmp_path, **SMALL)
+
+    def interrupted(callback):
+        if callback.model.num_timesteps == 1000:
+            signal.raise_signal(signal.SIGINT)
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotCallback, "_on_step", interrupted)
+        # In a job in the background it would be ignored
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        train_run(run)
+        signal.signal(signal.SIGINT, before)
+    path = Path(run.folder, "status.json")
+    status = read_json(path)
+    assert not status["finished"] and checkpoints_in(Path(run.folder, "checkpoints"))
+    path.write_text(json.dumps({**status, "seconds": 2000.0}))
+    assert train_run(run) is None
+    assert run.finished and 2000 < read_json(path)["seconds"] < 2100
 
 
 # RL Zoo's PPO for Pendulum has state-dependent exploration

@@ -120,9 +120,10 @@ class StatusCallback(BaseCallback):
     def __init__(self, path: Path, evaluation: EvalCallback) -> None:
         super().__init__()
         self.path, self.evaluation = path, evaluation
-        self.before = read_json(path).get("seconds", 0.0)
 
     def _on_training_start(self) -> None:
+        # Here, since a checkpoint that was gone on from has brought back the attributes of callbacks as they were
+        self.before = read_json(self.path).get("seconds", 0.0)
         self.start = self.written = time.monotonic()
         self.first_step = self.model.num_timesteps
         self.write(finished=False)
