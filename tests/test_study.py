@@ -140,8 +140,10 @@ def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
         patched.setattr(SnapshotCallback, "_on_step", interrupted)
         # In a job in the background it would be ignored
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        train_run(run)
-        signal.signal(signal.SIGINT, before)
+        try:
+            train_run(run)
+        finally:
+            signal.signal(signal.SIGINT, before)
     path = Path(run.folder, "status.json")
     status = read_json(path)
     assert not status["finished"] and checkpoints_in(Path(run.folder, "checkpoints"))
