@@ -3,8 +3,8 @@ Copy what is worth keeping of RL Zoo's run folders, without models, monitor file
 
     python results/collect.py LOGS TARGET
 
-LOGS has one folder and one log for each run, as the ``run.sh`` of a study makes them; TARGET gets a folder for each run: what was printed,
-the evaluations, the settings and the command, and the curves of TensorBoard as CSV.
+LOGS has one folder and one log for each run, as the ``run.sh`` of a study makes them; TARGET gets a folder for each run:
+what was printed, the evaluations, the settings and the command, and the curves of TensorBoard as CSV.
 """
 
 import argparse

@@ -34,7 +34,8 @@ def main() -> None:
             model = QA2C.load(run / f"{agent}.zip", device="cpu")
             returns, _ = evaluate_policy(model, env, args.episodes, deterministic=True, return_episode_rewards=True)
             name = "last" if agent == env_id else "best"
-            print(f"{run.parent.parent.name} {name} {np.mean(returns):.2f} +/- {np.std(returns) / len(returns) ** 0.5:.2f}", flush=True)
+            error = np.std(returns) / len(returns) ** 0.5
+            print(f"{run.parent.parent.name} {name} {np.mean(returns):.2f} +/- {error:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from sb3_qac.study.diagnose import (
     GradientMoments,
     diagnose_model,
     diagnose_run,
+    environments_of,
     judge_critic,
+    normalize_as,
     points_of,
     tables,
 )
@@ -108,6 +110,33 @@ def test_a_run_is_diagnosed_at_its_start_and_end(tmp_path):
     command = [sys.executable, "-m", "sb3_qac", "diagnose", a2c.folder]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1 and "has no critic Q(s, a)" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_three_rollouts_are_the_fewest():
+    model = QA2C("MlpPolicy", "CartPole-v1", seed=0, device="cpu")
+    # With one left out, a gradient's square needs two others
+    with pytest.raises(ValueError, match="`n_rollouts` must be a finite number, at least 3, but 2 was given"):
+        diagnose_model(model, n_rollouts=2)
+    assert diagnose_model(model, n_rollouts=3)["n_rollouts"] == 3
+
+
+def test_a_snapshot_of_normalised_environments_is_judged_on_environments_that_normalise_alike(tmp_path):
+    settings = dict(n_timesteps=2000, eval_freq=2000, n_eval_episodes=1, wandb="disabled", device="cpu")
+    (run,) = make_grid("Acrobot-v1", ["task1"], [0], tmp_path, **settings)
+    assert run_study([run]) == {}
+    first, *_, last = sorted(Path(run.folder, "snapshots").glob("*.zip"))
+    with environments_of(run) as env:
+        normalize_as(last, env)
+        # A count for every observation of 2,000 steps in 16 environments, and of their resets, on top of the initial 1e-4
+        assert env.obs_rms.count == pytest.approx(2016 + 1e-4) and not env.training
+        obs = env.reset()
+        assert np.abs(obs - env.unnormalize_obs(obs)).max() > 0.1
+        normalize_as(first, env)
+        assert env.obs_rms.count == pytest.approx(16 + 1e-4)
+    assert [result["steps"] for result in diagnose_run(Path(run.folder), n_rollouts=3, n_points=2)] == [0, 2000]
+    last.with_suffix(".pkl").unlink()
+    with pytest.raises(ValueError, match=f"no {last.with_suffix('.pkl')} that says by how much"):
+        diagnose_run(Path(run.folder), n_rollouts=3, n_points=2)
 
 
 def test_points_are_spread_from_the_first_to_the_last():

@@ -1,8 +1,8 @@
 """
-What there is to reach on FrozenLake-v1 and Blackjack-v1: the value of the optimal policy, by dynamic programming, and what tabular
-Q-learning gets in as many steps as QA2C.
+What there is to reach on FrozenLake-v1 and Blackjack-v1: the value of the optimal policy, by dynamic programming, and what
+tabular Q-learning gets in as many steps as QA2C.
 
-    python results/tabular/references.py [--steps 500000] [--seeds 10] > results/tabular/references.json
+    python results/tabular/references.py [--steps 500000] [--seeds 10] [--jobs 2] > results/tabular/references.json
 """
 
 import argparse
@@ -11,6 +11,7 @@ import json
 
 import gymnasium as gym
 import numpy as np
+from joblib import Parallel, delayed
 
 # Drawing a card: 1 to 10, of which 10 is four times as probable
 CARDS = {card: (4 if card == 10 else 1) / 13 for card in range(1, 11)}
@@ -81,12 +82,14 @@ def optimal_blackjack() -> float:
 
 def q_learning(env_id: str, seed: int, n_steps: int, n_episodes: int = 2000) -> float:
     """
-    Tabular Q-learning with a learning rate of 1 / sqrt(visits) and an exploration that falls from 1 to 0.05 over the first half.
+    Tabular Q-learning with a learning rate of 1 / sqrt(visits) and an exploration that falls from 1 to 0.05 over the first
+    half.
 
     :return: mean return of the greedy policy
     """
     rng = np.random.default_rng(seed)
-    env = gym.make(env_id)
+    # The checker would take as long as the game
+    env = gym.make(env_id, disable_env_checker=True)
     n_actions, gamma = env.action_space.n, 0.99
     q: dict = {}
     visits: dict = {}
@@ -95,7 +98,7 @@ def q_learning(env_id: str, seed: int, n_steps: int, n_episodes: int = 2000) -> 
         exploration = max(0.05, 1 - 1.9 * step / n_steps)
         values = q.setdefault(state, np.zeros(n_actions))
         best = np.flatnonzero(values == values.max())
-        action = int(rng.integers(n_actions) if rng.random() < exploration else rng.choice(best))
+        action = int(rng.integers(n_actions) if rng.random() < exploration else best[rng.integers(len(best))])
         new, reward, terminated, truncated, _ = env.step(action)
         target = reward + (0 if terminated else gamma * q.setdefault(new, np.zeros(n_actions)).max())
         visits[state, action] = visits.get((state, action), 0) + 1
@@ -116,9 +119,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500_000)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at once")
     args = parser.parse_args()
     result = {}
     for env_id, optimal in (("FrozenLake-v1", optimal_frozen_lake()), ("Blackjack-v1", optimal_blackjack())):
-        learnt = [q_learning(env_id, seed, args.steps) for seed in range(args.seeds)]
+        learnt = Parallel(n_jobs=args.jobs)(delayed(q_learning)(env_id, seed, args.steps) for seed in range(args.seeds))
         result[env_id] = {"optimal": optimal, "steps": args.steps, "q_learning": learnt}
     print(json.dumps(result, indent=1))

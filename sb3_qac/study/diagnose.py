@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import explained_variance, set_random_seed
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_qac.common.checkpoints import read_json, write_atomically
 from sb3_qac.common.checks import check_number
@@ -229,11 +229,12 @@ def diagnose_model(model: QA2C, n_rollouts: int) -> dict[str, Any]:
     Collect rollouts with a model as it is and judge the estimators and the critic on them. It does not learn.
 
     :param model: Model with its environment
-    :param n_rollouts: Number of rollouts, at least 2
+    :param n_rollouts: Number of rollouts, at least 3
     :return: ``estimators`` (see ``GradientMoments.summary``, and milliseconds for a gradient) and ``critic`` (see
         ``judge_critic``)
     """
-    check_number("n_rollouts", n_rollouts, minimum=2)
+    # Two are needed for an expected gradient, and each in turn is left out for its error
+    check_number("n_rollouts", n_rollouts, minimum=3)
     env, steps = model.env, model.num_timesteps
     assert env is not None
     _, callback = model._setup_learn(n_rollouts * model.n_steps * model.n_envs, callback=NoCallback())
@@ -313,7 +314,7 @@ def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threa
     :param n_points: Number of points, from the start to the end of the training
     :param n_threads: Threads for PyTorch
     :return: what ``diagnose_model`` gives, at each point
-    :raises ValueError: if there is no run of QA2C with snapshots in the folder, or its environment is normalised
+    :raises ValueError: if there is no run of QA2C with snapshots in the folder
     """
     check_number("n_points", n_points, minimum=1)
     check_number("n_threads", n_threads, minimum=1)
@@ -326,8 +327,8 @@ def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threa
     register()
     th.set_num_threads(n_threads)
     set_random_seed(run.seed)
-    with environments_of(run) as env:
-        points = track(snapshots, description=run.name, console=Console(stderr=True))
+    with environments_of(run) as env, Progress(console=Console(stderr=True)) as progress:
+        points = progress.track(snapshots, description=run.name)
         results = [diagnose_snapshot(path, env, run.seed, n_rollouts) for path in points]
     write_atomically(folder / DIAGNOSIS_FILE, json.dumps(results, indent=1).encode())
     return results
@@ -342,7 +343,29 @@ def diagnose_snapshot(path: Path, env: VecEnv, seed: int, n_rollouts: int) -> di
     :return: what ``diagnose_model`` gives
     """
     env.seed(seed)
+    normalize_as(path, env)
     return diagnose_model(QA2C.load(path, env=env), n_rollouts)
+
+
+def normalize_as(snapshot: Path, env: VecEnv) -> None:
+    """
+    Have environments normalise as those of a training did when a snapshot was taken, and no longer learn how to.
+
+    :param snapshot: Snapshot of a run
+    :param env: Environments of the run; if they do not normalise, nothing is done
+    :raises ValueError: if the snapshot does not tell
+    """
+    normalization = unwrap_vec_normalize(env)
+    if normalization is None:
+        return
+    statistics = snapshot.with_suffix(".pkl")
+    if not statistics.is_file():
+        raise ValueError(f"The environments of this run are normalised, and there is no {statistics} that says by how much.")
+    saved = VecNormalize.load(str(statistics), normalization.venv)
+    # There are none of observations that are not normalised
+    for name in {"obs_rms", "ret_rms"} & vars(saved).keys():
+        setattr(normalization, name, getattr(saved, name))
+    normalization.training = False
 
 
 @contextlib.contextmanager
@@ -350,15 +373,12 @@ def environments_of(run: Run) -> Iterator[VecEnv]:
     """
     :param run: Run of a study
     :return: within it, its training environments, made anew
-    :raises ValueError: if they are normalised
     """
     with tempfile.TemporaryDirectory() as scratch:
         manager = StudyManager(dataclasses.replace(run, folder=scratch, n_eval_episodes=1))
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 model, _ = manager.setup_experiment()  # type: ignore[misc]
-            if model.get_vec_normalize_env() is not None:
-                raise ValueError(f"The environments of {run.name} are normalised, and snapshots do not hold by how much.")
             assert model.env is not None
             yield model.env
         finally:

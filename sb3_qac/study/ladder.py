@@ -14,7 +14,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 
 from sb3_qac.study.catalogue import RUNGS
-from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, points_of, settings_of
+from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, normalize_as, points_of, settings_of
 from sb3_qac.study.records import Record, load_study, standard_error
 from sb3_qac.study.report import save_figure, write_markdown
 from sb3_qac.zoo import register
@@ -42,6 +42,7 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
     th.set_num_threads(1)
     set_random_seed(run.seed)
     with environments_of(run) as env:
+        normalize_as(snapshots[1], env)
         model = ALGOS[run.algo].load(snapshots[1], env=env, device="cpu")
         assert isinstance(model, OnPolicyAlgorithm)
         gradients, steps = gradients_of_updates(model, N_STEPS_OF_VARIANCE)

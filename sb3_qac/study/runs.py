@@ -162,9 +162,10 @@ class StatusCallback(BaseCallback):
 
 class SnapshotCallback(BaseCallback):
     """
-    Keeps the model as it is at the start and at every tenth of the training, without what only training needs.
+    Keeps the model as it is at the start and at every tenth of the training, without what only training needs, and by how
+    much its environments are normalised, if they are.
 
-    :param folder: Folder for SB3's zip files, such as "0003000000.zip"
+    :param folder: Folder for SB3's files, such as "0003000000.zip", and "0003000000.pkl" of ``VecNormalize``
     """
 
     def __init__(self, folder: Path) -> None:
@@ -185,7 +186,11 @@ class SnapshotCallback(BaseCallback):
 
     def save(self) -> None:
         """Write the model as it is."""
-        save_for_playing(self.model, self.folder / f"{self.model.num_timesteps:010}.zip")
+        path = self.folder / f"{self.model.num_timesteps:010}.zip"
+        save_for_playing(self.model, path)
+        normalization = self.model.get_vec_normalize_env()
+        if normalization is not None:
+            normalization.save(str(path.with_suffix(".pkl")))
 
 
 def save_for_playing(model: BaseAlgorithm, path: Path) -> None:
