@@ -5,6 +5,7 @@ import json
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
 from sb3_qac.doctor import examine
 from sb3_qac.study.benchmark import run_benchmark, tables, write_report
-from sb3_qac.study.catalogue import STUDIES, study_of
+from sb3_qac.study.catalogue import RUNGS, STUDIES, study_of
 from sb3_qac.zoo import ALGORITHMS, presets, register
 
 ZOO_COMMANDS = ("train", "enjoy", "record_video", "push_to_hub", "load_from_hub")
@@ -106,7 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="For runs of QA2C, at several points of the training: the gradient of each estimator on the same "
         "rollouts (variance, cosine to the all-action gradient, cost), and what the critic knows of the actions. "
         "Written to diagnosis.json in the folder of each run, for the report.",
-        epilog="Example: python -m sb3_qac diagnose results/pong/task1_seed-0 results/pong/task1_seed-100",
+        epilog="Example: python -m sb3_qac diagnose studies/pong/task1_seed-0 studies/pong/task1_seed-100",
         formatter_class=HelpFormatter,
     )
     diagnose.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a run, with its snapshots")
@@ -142,7 +143,9 @@ def add_study_parser(commands: Any) -> None:
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
         formatter_class=HelpFormatter,
     )
-    study.add_argument("env", help=f"environment, or one of {', '.join(STUDIES)}: these have defaults of their own")
+    study.add_argument(
+        "env", help=f"environment, or one of {', '.join(STUDIES)}: these may have other defaults than those below"
+    )
     study.add_argument(
         "--algos",
         nargs="+",
@@ -176,7 +179,7 @@ def add_study_parser(commands: Any) -> None:
         choices=("offline", "online", "disabled"),
         help="mode of Weights & Biases; default: offline, which needs no account",
     )
-    study.add_argument("--output", type=Path, help="folder; default: results/ENV")
+    study.add_argument("--output", type=Path, help="folder; default: studies/ENV")
     study.add_argument("--json", action="store_true", help="print the state of each run as JSON at the end")
 
 
@@ -188,7 +191,9 @@ def run_study_command(args: argparse.Namespace) -> int:
     # RL Zoo is slow to import
     from sb3_qac.study.study import check_ray_address, run_study
 
-    folder = args.output or Path("results", args.env)
+    folder = args.output or Path("studies", args.env)
+    if args.env == "ladder":
+        check_ladder(args.algos)
     try:
         check_number("jobs", args.jobs, minimum=1)
         if args.ray is not None:
@@ -202,14 +207,16 @@ def run_study_command(args: argparse.Namespace) -> int:
         sys.exit("study: interrupted; the same command goes on.")
     except ImportError as error:
         sys.exit(f"study: {error}. Install what --ray needs with: pip install 'sb3_qac[ray]'")
-    except ConnectionError as error:
+    except (ValueError, ConnectionError) as error:
         sys.exit(f"study: {error}")
     if args.json:
         print(json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
     for run_folder, reason in failed.items():
         print(f"{run_folder} failed: {reason} (see error.txt in that folder)", file=sys.stderr)
     if args.env == "ladder":
-        write_ladder(folder, args.jobs)
+        from sb3_qac.study.ladder import write_page
+
+        print(write_page(folder, args.jobs), file=sys.stderr if args.json else sys.stdout)
     return 1 if failed else 0
 
 
@@ -242,17 +249,17 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     )
 
 
-def write_ladder(folder: Path, jobs: int) -> None:
+def check_ladder(algos: Sequence[str] | None) -> None:
     """
-    :param folder: Folder of the study
-    :param jobs: How many runs to measure at once
-    """
-    try:
-        from sb3_qac.study.ladder import write_page
+    End the program where there will be no page of the ladder, before half an hour of training instead of after it.
 
-        print(write_page(folder, jobs))
-    except ImportError as error:
-        sys.exit(f"study: the runs are done, but not the page: {error}. Install what it needs: pip install 'sb3_qac[report]'")
+    :param algos: Algorithms that are asked for; None for all
+    """
+    if algos is not None and not set(algos) & set(RUNGS):
+        sys.exit(f"study: the ladder has no rung {', '.join(algos)}. There are {', '.join(RUNGS)}.")
+    missing = [name for name in ("markdown", "matplotlib", "rliable") if find_spec(name) is None]
+    if missing:
+        sys.exit(f"study: the ladder's page needs {', '.join(missing)}: pip install 'sb3_qac[report]'")
 
 
 def run_report_command(folder: Path, goal: float | None, output: Path | None) -> None:
@@ -297,7 +304,8 @@ def run_video_command(args: argparse.Namespace) -> None:
 
     try:
         returns = record_videos(args.folder, args.games, args.output, args.fps, args.gif)
-    except ValueError as error:
+    except (ValueError, gym.error.Error) as error:
+        # Classic control draws with pygame, which is an extra of gymnasium
         sys.exit(f"video: {error}")
     print(json.dumps(returns) if args.json else "\n".join(summary(returns)))
 

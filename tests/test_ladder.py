@@ -11,7 +11,7 @@ from stable_baselines3 import A2C, PPO
 
 from sb3_qac import QA2C, REINFORCE
 from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS
-from sb3_qac.study.ladder import gradients_of_updates, noise_of_run, write_page
+from sb3_qac.study.ladder import _median, gradients_of_updates, noise_of_run, write_page
 from sb3_qac.study.study import make_grid, run_study
 
 SMALL = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
@@ -53,13 +53,19 @@ def test_the_page_has_each_rung_in_its_order(tmp_path):
     assert noise_of_run(Path(runs[0].folder)) is None
 
 
+def test_what_was_never_reached_is_larger_than_what_was():
+    assert _median([3.0, 1.0, None], ".0f") == "3"
+    # Between 3 and infinity there is no middle
+    assert _median([3.0, 1.0, None, None], ".0f") == _median([None], ".0f") == _median([], ".0f") == "-"
+
+
 def test_solved_means_an_evaluation_at_the_threshold(tmp_path):
-    for seed, returns in enumerate(([[400.0], [475.0]], [[474.0], [474.0]])):
+    for seed, returns in enumerate(([[400.0], [475.0]], [[475.0], [475.0]], [[474.0], [474.0]])):
         folder = tmp_path / f"task1_seed-{seed}"
         folder.mkdir()
         settings = dict(name=folder.name, group="task1", seed=seed, env_id="CartPole-v1", n_eval_episodes=1)
         settings.update(algo="qa2c", folder="", deterministic=False)
         (folder / "run.json").write_text(json.dumps(settings))
         np.savez(folder / "evaluations.npz", timesteps=[1000, 2000], results=returns)
-    # 475 and 474 at the end: mean 474.5, standard error 0.5
-    assert "| 2 | 474.5 +/- 0.5 | 1 of 2 | 2,000 | - |" in write_page(tmp_path).read_text()
+    # 475, 475 and 474 at the end: variance 1/3, over 3 seeds. After 2,000 steps, 1,000 and never: the median is 2,000
+    assert "| 3 | 474.7 +/- 0.3 | 2 of 3 | 2,000 | - |" in write_page(tmp_path).read_text()

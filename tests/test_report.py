@@ -9,7 +9,7 @@ import pytest
 
 from sb3_qac.study import analysis
 from sb3_qac.study.analysis import paragraphs
-from sb3_qac.study.records import difference, load_study, pooled, standard_error
+from sb3_qac.study.records import common_evaluations, difference, load_study, pooled, standard_error
 from sb3_qac.study.report import _styles, markdown, table, write_report
 
 
@@ -18,19 +18,21 @@ def quick_bootstrap(monkeypatch):
     monkeypatch.setattr(analysis, "N_BOOTSTRAP_OF_RANKS", 50)
 
 
-def write_run(folder, group, seed, returns, finished=True, steps_per_second=100.0, curves=True, env_id="Game-v0"):
-    """:param returns: Returns of an evaluation every 1,000 steps, shape (n_evaluations, n_episodes)"""
+def write_run(
+    folder, group, seed, returns, finished=True, steps_per_second=100.0, curves=True, env_id="Game-v0", every=1000, **other
+):
+    """:param returns: Returns of an evaluation at ``every`` so many steps, shape (n_evaluations, n_episodes)"""
     run = folder / f"{group}_seed-{seed}"
     (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints" / "run.json").write_text("{}")
     settings = dict(name=run.name, group=group, seed=seed, env_id=env_id, n_eval_episodes=2, deterministic=False)
-    settings.update(versions={"python": "3"}, commit="abc", machine={"cores": 2, "gpu": None})
+    settings.update(versions={"python": "3"}, commit="abc", machine={"cores": 2, "gpu": None}, **other)
     (run / "run.json").write_text(json.dumps(settings))
-    steps = 1000 * len(returns)
+    steps = every * len(returns)
     status = dict(steps=steps, total=3000, seconds=steps / steps_per_second, finished=finished)
     (run / "status.json").write_text(json.dumps(status))
     if len(returns):
-        timesteps = 1000 * np.arange(1, len(returns) + 1)
+        timesteps = every * np.arange(1, len(returns) + 1)
         np.savez(run / "evaluations.npz", timesteps=timesteps, results=np.array(returns, dtype=float))
     if curves:
         (run / "curves.csv").write_text("step,rollout/ep_rew_mean,train/entropy_loss\n500,1.5,\n1000,2.5,-0.5\n")
@@ -70,6 +72,46 @@ def test_a_run_that_is_behind_is_not_made_up(tmp_path):
     write_run(tmp_path, "a2c", 1, [[4, 6]], finished=False)
     steps, means, _ = pooled(load_study(tmp_path)["Game-v0"]["a2c"])
     assert steps.tolist() == [1000] and means.tolist() == [3]
+
+
+def test_a_run_that_was_stopped_counts_with_its_last_evaluation_in_the_mean(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[0, 2], [18, 20]], stop_return=18)
+    write_run(tmp_path, "a2c", 1, [[4, 6], [10, 12], [14, 18]], stop_return=18)
+    steps, means, _ = pooled(load_study(tmp_path)["Game-v0"]["a2c"])
+    # 19 and 11, then 19 and 16
+    assert steps.tolist() == [1000, 2000, 3000] and means.tolist() == [3, 15, 17.5]
+
+
+def test_the_evaluation_that_stopped_a_run_is_not_compared(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[0, 2], [18, 20]], stop_return=18)
+    write_run(tmp_path, "task1", 0, [[4, 6], [10, 12], [14, 18]], stop_return=18)
+    compared = common_evaluations(load_study(tmp_path)["Game-v0"])
+    assert {group: [record.timesteps.tolist() for record in records] for group, records in compared.items()} == {
+        "a2c": [[1000]],
+        "task1": [[1000]],
+    }
+    text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=18))
+    assert "At 1,000 steps" in text and "task1 returns 5.00 and a2c 1.00: a difference of +4" in text
+
+
+def test_evaluations_at_the_same_steps_are_compared(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[10, 10], [20, 20], [30, 30], [40, 40]], every=1000)
+    write_run(tmp_path, "task1", 0, [[20, 20], [40, 40]], every=2000)
+    text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=None))
+    assert "At 4,000 steps" in text and "task1 returns 40.00 and a2c 40.00: a difference of +0" in text
+    # The mean of 20 and 40 for both
+    assert "up to there it is +0" in text
+
+
+def test_a_run_without_evaluation_does_not_stand_in_the_way_of_the_others(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path, "a2c", seed, [[1, 3]])
+        write_run(tmp_path, "task1", seed, [[3, 5]])
+    (write_run(tmp_path, "ppo", 0, [], finished=False) / "error.txt").write_text("broken")
+    write_run(tmp_path, "task1", 2, [], finished=False)
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "ppo_seed-0 and task1_seed-2 have none yet" in text and "2 of a2c and 2 of task1." in text
+    assert "task1 returns 4.00 and a2c 2.00" in text and "| ppo_seed-0 | failed |" in text
 
 
 def test_the_table_has_last_best_and_the_way_to_the_goal(study):
@@ -162,9 +204,9 @@ def diagnosis(steps, difference, sampled, baselined, all_action, a2c, slope):
         "sampled, baseline": baselined,
     }
     variances["sampled, return - V~ (A2C's weight)"] = a2c
-    names = ("gradient_square", "noise_to_signal", "cosine", "milliseconds")
+    names = ("gradient_square", "noise_to_signal", "milliseconds")
     estimators = {
-        name: {**dict.fromkeys(names, 1.0), "cosine_error": None, "variance": variance, "difference": difference}
+        name: {**dict.fromkeys(names, 1.0), "cosine": 0.7, "cosine_error": 0.1, "variance": variance, "difference": difference}
         for name, variance in variances.items()
     }
     names = ("entropy", "explained_variance", "advantage_size", "return_scatter", "slope_improbable")
@@ -179,16 +221,21 @@ def test_every_number_of_the_analysis_is_computed(study):
     (study / "task1_seed-0" / "diagnosis.json").write_text(json.dumps(points))
     text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=18))
     # a2c has 11 and 20 at 2,000 steps, task 1 18 and 24; standard error sqrt((9^2 / 2 + 6^2 / 2) / 2)
-    assert "At 2,000 steps task 1 returns 21.00 and A2C 15.50: a difference of +5.5 (95 % interval" in text
+    assert "At 2,000 steps, the last evaluation that all have, task1 returns 21.00 and a2c 15.50" in text
+    assert "a difference of +5.5 (95 % interval" in text
     assert text.count("which chance alone explains as well") >= 2 and "not due to chance alone" not in text
     # The first has 11 at most, the second 20 at 2,000 steps, at 100 steps per second
     assert "1 of 2 runs of a2c reach 18: after 2,000 steps, 0.0 hours." in text
     assert "2 of 2 runs of task1 reach 18: after 2,000 and 2,000 steps" in text
-    assert "the difference is +0 (95 % interval" in text and f"differ by {6 / np.sqrt(2):.2g} (standard deviation)" in text
+    assert "task2 returns 21.00 and task1 21.00: a difference of +0 (95 % interval" in text
+    assert f"differ by {6 / np.sqrt(2):.2g} there (standard deviation)" in text
     assert "Measured on 2 networks" in text and "differ by 1.0e-07 to 3.0e-07 of their length" in text
     assert "divides the variance by 4 to 9" in text
     # A network that has learnt nothing yet says nothing of why
-    assert "has 30 times the variance" in text and "that followed differ by 0.5, for improbable actions by 0.25." in text
+    assert "On 1 network of these runs" in text and "has 30 times the variance" in text
+    assert "is 0.70 +/- 0.10 on the 1 of 1 where it is known to 0.25" in text
+    assert "differ by 0.50 +/- 0.01 on the 1 of 1 where" in text
+    # task1_seed-1 has no curves
     assert "0.50 for a2c, 0.50 for task1 and 0.50 for task2" in text
     report = write_report(study, goal=18).read_text()
     assert "## Analysis" in report and "| 1,000 | sampled, baseline |" in report
@@ -200,7 +247,7 @@ def test_a_difference_in_steps_is_written_out(tmp_path):
         write_run(tmp_path, group, seed, returns)
     text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=18))
     # 20,000 and 20,000 steps against 1,000 and 20,000: standard error 9,500, one degree of freedom, whose t is 12.7062
-    assert "longer by -9,500 steps (95 % interval -130,209 to +111,209, Welch, over seeds)" in text
+    assert "On the way to 18 the difference of task1 to a2c is -9,500 steps (95 % interval -130,209 to +111,209" in text
 
 
 def test_beta_has_a_plot_of_its_own(study):
@@ -214,7 +261,10 @@ def test_what_beta_changes_is_computed(study):
     write_run(study, "beta1", 1, [[2, 4], [26, 28]])
     text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
     # 21 and 27 against 18 and 24 at 2,000 steps; over both evaluations 12 and 15 against 9.5 and 13.5
-    assert "the difference to task 1 is +3 (95 % interval" in text and "over the whole way there +2 (95 % interval" in text
+    assert "beta1 returns 24.00 and task1 21.00: a difference of +3 (95 % interval" in text
+    assert "up to there it is +2 (95 % interval" in text
+    # 11 and 20 at 2,000 steps; 6 and 12.5 over both
+    assert "**beta=1 against A2C.**" in text and "beta1 returns 24.00 and a2c 15.50" in text and "it is +4.25 (95 %" in text
 
 
 def test_a_group_looks_the_same_beside_whatever_it_is_drawn():

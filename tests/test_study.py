@@ -1,11 +1,14 @@
 """A study trains its grid, each run once, however often it is started."""
 
+import functools
 import json
+import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import is_wrapped
@@ -14,6 +17,7 @@ from sb3_qac.__main__ import main
 from sb3_qac.common.checkpoints import checkpoints_in, read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.study.catalogue import STUDIES
 from sb3_qac.study.runs import Run, SnapshotCallback, StudyManager, config_of, has_visible_state, train_run, whole_games
 from sb3_qac.study.study import make_grid, run_study, status_table
 from sb3_qac.zoo import presets
@@ -44,6 +48,20 @@ def test_settings_are_those_of_the_comparison_where_there_are_some():
     # RL Zoo's elsewhere
     assert config_of("a2c", "CartPole-v1") is None and config_of("ppo", "PongNoFrameskip-v4") is None
     assert config_of("qa2c", "CartPole-v1") == str(presets("qa2c"))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_algorithm_of_a_study_can_be_made_and_is_trained_for_as_long(name, tmp_path):
+    pytest.importorskip("minatar")
+    settings = dict(n_timesteps=STUDIES[name].steps, n_eval_episodes=1, wandb="disabled", device="cpu")
+    steps = {env_id: set() for env_id in STUDIES[name].env_ids}
+    for run in make_grid(name, STUDIES[name].algos, [0], tmp_path, **settings):
+        model, _ = (manager := StudyManager(run)).setup_experiment()
+        assert type(model) is ALGOS[run.algo]
+        steps[run.env_id].add(manager.n_timesteps)
+        for env in manager.envs:
+            env.close()
+    assert [len(of_env) for of_env in steps.values()] == [1] * len(steps)
 
 
 def test_a_short_name_can_stand_for_several_environments(tmp_path):
@@ -100,6 +118,22 @@ def test_a_study_runs_each_once_and_keeps_what_it_did(tmp_path):
     before = content(tmp_path)
     assert run_study(runs) == {}
     assert content(tmp_path) == before
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path):
+    config = tmp_path / "mine.yml"
+    config.write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 2000}")
+    grid = functools.partial(make_grid, "cartpole", ["task1"], [0], tmp_path / "study", str(config))
+    assert run_study(grid(**SMALL)) == {}
+    before = content(tmp_path)
+    for name, value in {"n_timesteps": 3000, "stop_return": 5.0, "eval_freq": 100, "deterministic": True}.items():
+        with pytest.raises(ValueError, match=f"other settings in .*task1_seed-0: `{name}` is {value}, and was"):
+            run_study(grid(**{**SMALL, name: value}))
+    # Where it is computed does not matter, nor where its settings lie
+    (tmp_path / "moved").mkdir()
+    other = shutil.copy(config, tmp_path / "moved")
+    assert run_study(make_grid("cartpole", ["task1"], [0], tmp_path / "study", other, **{**SMALL, "n_threads": 2})) == {}
+    assert content(tmp_path / "study") == {path: x for path, x in before.items() if path != config}
 
 
 def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path):
@@ -214,6 +248,7 @@ def test_the_table_tells_how_far_each_is(tmp_path):
         (["Pogn-v4"], "Pogn.*Short names are pong"),
         (["pong", "--jobs", "0"], "`jobs`"),
         (["pong", "--ray", "nonsense"], "HOST:PORT"),
+        (["ladder", "--algos", "trpo"], "no rung trpo. There are reinforce-episode"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(arguments, message):

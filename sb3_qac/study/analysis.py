@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from rliable import metrics
 
+from sb3_qac.study.diagnose import A2C_WEIGHT, ALL_ACTION
 from sb3_qac.study.records import (
     N_BOOTSTRAP,
     N_BOOTSTRAP_OF_RANKS,
@@ -17,24 +18,24 @@ from sb3_qac.study.records import (
     Groups,
     Record,
     bootstrap,
+    common_evaluations,
     difference,
-    n_common,
 )
 
-# Of stock A2C, as published: where, and the mean score. The protocols are not ours.
+# Of A2C and its like, as published: where, and the mean score. The protocols are not ours.
 PUBLISHED = {
     "PongNoFrameskip-v4": {
-        "RL Zoo's benchmark.md: 10 million steps, one run, best model": "17.29 +/- 3.21",
-        "Schulman et al. 2017 (PPO), table 6: 10 million steps, the last 100 episodes of training, 3 runs": "19.7",
-        "OpenAI baselines, Atari at 10 million steps, 6 runs": "1.0",
-        "Mnih et al. 2016 (A3C, feed-forward, 1 day), human starts": "11.4",
-        "Allen et al. 2017 (Mean Actor-Critic itself)": "10.6",
+        "A2C, RL Zoo's benchmark.md: 10 million steps, one run, best model": "17.29 +/- 3.21",
+        "A2C, 10 million steps, the last 100 episodes of training, 3 runs (Schulman et al. 2017, table 6)": "19.7",
+        "A2C, OpenAI baselines, Atari at 10 million steps, 6 runs": "1.0",
+        "A3C, feed-forward, 1 day, human starts (Mnih et al. 2016)": "11.4",
+        "Mean Actor-Critic itself (Allen et al. 2017)": "10.6",
     },
     "SpaceInvadersNoFrameskip-v4": {
-        "RL Zoo's benchmark.md: 10 million steps, one run, best model": "627.2 +/- 202.0",
-        "Schulman et al. 2017 (PPO), table 6: 10 million steps, the last 100 episodes of training, 3 runs": "744.5",
-        "OpenAI baselines, Atari at 10 million steps, 6 runs": "463.1",
-        "Allen et al. 2017 (Mean Actor-Critic itself)": "1173.1",
+        "A2C, RL Zoo's benchmark.md: 10 million steps, one run, best model": "627.2 +/- 202.0",
+        "A2C, 10 million steps, the last 100 episodes of training, 3 runs (Schulman et al. 2017, table 6)": "744.5",
+        "A2C, OpenAI baselines, Atari at 10 million steps, 6 runs": "463.1",
+        "Mean Actor-Critic itself (Allen et al. 2017)": "1173.1",
     },
 }
 A2C, TASK_1, TASK_2, BETA_1 = "a2c", "task1", "task2", "beta1"
@@ -47,14 +48,14 @@ def statistics(groups: Groups) -> Iterator[str]:
     :param groups: Records of one environment
     :return: lines of Markdown
     """
-    last = n_common(groups) - 1
-    if last < 0:
+    compared = common_evaluations(groups)
+    steps = _last_step(compared)
+    if steps is None:
         yield "No evaluation yet that all runs have."
         return
-    scores = {group: np.array([[record.means[last]] for record in records]) for group, records in groups.items()}
-    n_seeds = min(len(records) for records in groups.values())
-    steps = next(iter(groups.values()))[0].timesteps[last]
-    yield f"At {steps:,} steps, the last evaluation that all runs have. The replicate is the seed: {n_seeds} of each."
+    scores = {group: np.array([[record.means[-1]] for record in records]) for group, records in compared.items()}
+    n_seeds = min(len(records) for records in compared.values())
+    yield f"At {steps:,} steps, {_which(groups)}. The replicate is the seed: {_list(_counts(compared))}."
     yield ""
     if n_seeds < 2:
         yield "One seed gives no interval."
@@ -70,6 +71,8 @@ def statistics(groups: Groups) -> Iterator[str]:
         )
     yield ""
     yield from improvements(scores)
+    yield ""
+    yield "Every interval here stands for itself: none is corrected for their number."
     if n_seeds < 5:
         yield ""
         yield f"An interval over {n_seeds} seeds says little: the bootstrap can only draw these {n_seeds} again."
@@ -98,16 +101,17 @@ def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
     :param envs: Records by environment
     :return: lines of Markdown: probabilities of improvement over all environments, where groups and seeds are the same
     """
-    shapes = {tuple((group, len(records)) for group, records in groups.items()) for groups in envs.values()}
-    lasts = {env_id: n_common(groups) - 1 for env_id, groups in envs.items()}
-    if len(shapes) > 1 or min(lasts.values()) < 0 or min(n for _, n in next(iter(shapes))) < 2:
+    compared = {env_id: common_evaluations(groups) for env_id, groups in envs.items()}
+    shapes = {tuple((group, len(records)) for group, records in groups.items()) for groups in compared.values()}
+    without = [env_id for env_id, groups in compared.items() if _last_step(groups) is None]
+    if len(shapes) > 1 or without or min(n for _, n in next(iter(shapes))) < 2:
         yield "Not all environments have the same runs yet."
         return
     yield f"The mean over {len(envs)} environments, each at the last evaluation that all its runs have."
     yield ""
     yield from improvements(
         {
-            group: np.array([[record.means[lasts[env_id]] for record in envs[env_id][group]] for env_id in envs]).T
+            group: np.array([[record.means[-1] for record in groups[group]] for groups in compared.values()]).T
             for group, _ in next(iter(shapes))
         }
     )
@@ -117,16 +121,19 @@ def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:
     """
     :param groups: Records of one environment
     :param goal: Mean return of an evaluation that counts as solved; None for none
-    :return: lines of Markdown: what the study says of task 1 beside A2C, and of the baseline
+    :return: lines of Markdown: what the study says of task 1 beside A2C, of the baseline, and of beta
     """
     comparisons = {
-        (A2C, TASK_1): _against_a2c(groups, goal),
-        (TASK_1, TASK_2): _tasks_apart(groups),
-        (TASK_1, BETA_1): _corrected(groups),
+        (TASK_1, A2C): "**Task 1 against A2C.**",
+        (TASK_2, TASK_1): "**Task 2 against task 1.** The two have the same expected gradient: where their curves part, it is "
+        "rounding, which chaos makes large, and luck.",
+        (BETA_1, TASK_1): "**What beta=1 changes.** It adds to task 1 what the critic got wrong on the action taken.",
+        (BETA_1, A2C): "**beta=1 against A2C.**",
     }
-    for names, lines in comparisons.items():
-        if n_common(groups) and set(names) <= set(groups):
-            yield from lines
+    for (name, other), beginning in comparisons.items():
+        if {name, other} <= set(groups):
+            yield beginning
+            yield from _beside(groups[name], groups[other], goal)
             yield ""
     diagnosed = [record for records in groups.values() for record in records if record.diagnosis]
     if diagnosed:
@@ -135,47 +142,41 @@ def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:
         yield from _reasons(groups, diagnosed)
 
 
-def _against_a2c(groups: Groups, goal: float | None) -> Iterator[str]:
-    last = n_common(groups) - 1
-    ours, stock = groups[TASK_1], groups[A2C]
-    end, way = _differences(groups, TASK_1, A2C)
-    steps = ours[0].timesteps[last]
-    yield (
-        f"**Task 1 against A2C.** At {steps:,} steps task 1 returns {_mean(ours, last):.2f} and A2C {_mean(stock, last):.2f}: "
-        f"a difference of {_verdict(end)}."
-    )
-    yield f"Over the whole way there, the mean of all evaluations, it is {_verdict(way)}."
-    if goal is None:
+def _beside(ours: Sequence[Record], theirs: Sequence[Record], goal: float | None) -> Iterator[str]:
+    pair = {ours[0].settings["group"]: list(ours), theirs[0].settings["group"]: list(theirs)}
+    name, other = pair
+    if goal is not None:
+        yield from _ways_to(pair, goal)
+    compared = common_evaluations(pair)
+    steps = _last_step(compared)
+    if steps is None or len(compared) < 2:
+        yield "There is no evaluation yet that runs of both have."
         return
-    steps_to: dict[str, Any] = {name: [record.steps_to(goal) for record in groups[name]] for name in (A2C, TASK_1)}
-    hours_to: dict[str, Any] = {name: [record.hours_to(goal) for record in groups[name]] for name in (A2C, TASK_1)}
-    for name in (A2C, TASK_1):
+    ends = [[record.means[-1] for record in compared[group]] for group in pair]
+    ways = [[record.means.mean() for record in compared[group]] for group in pair]
+    yield (
+        f"At {steps:,} steps, {_which(pair)}, {name} returns {np.mean(ends[0]):.2f} and {other} {np.mean(ends[1]):.2f}: "
+        f"a difference of {_verdict(difference(*ends))}."
+    )
+    yield f"In the mean of all evaluations up to there it is {_verdict(difference(*ways))}."
+    spreads = [np.std(values, ddof=1) for values in ends if len(values) > 1]
+    if spreads:
+        yield f"Seeds of one and the same algorithm differ by {_range(spreads, '.2g')} there (standard deviation)."
+
+
+def _ways_to(pair: Groups, goal: float) -> Iterator[str]:
+    steps_to: dict[str, Any] = {name: [record.steps_to(goal) for record in records] for name, records in pair.items()}
+    hours_to: dict[str, Any] = {name: [record.hours_to(goal) for record in records] for name, records in pair.items()}
+    for name in pair:
         steps, hours = ([value for value in values[name] if value is not None] for values in (steps_to, hours_to))
         told = f": after {_list([f'{x:,}' for x in steps])} steps, {_list([f'{x:.1f}' for x in hours])} hours" if steps else ""
-        yield f"{len(steps)} of {len(groups[name])} runs of {name} reach {goal:g}{told}."
-    if None not in [*steps_to[A2C], *steps_to[TASK_1]]:
-        yield f"The way of task 1 to {goal:g} is longer by {_verdict(difference(steps_to[TASK_1], steps_to[A2C]), ' steps')};"
-        yield f"by {_verdict(difference(hours_to[TASK_1], hours_to[A2C]), ' hours')}."
-
-
-def _tasks_apart(groups: Groups) -> Iterator[str]:
-    last = n_common(groups) - 1
-    ones, twos = ([record.means[last] for record in groups[name]] for name in (TASK_1, TASK_2))
-    yield f"**Task 2 against task 1.** At the same steps the difference is {_verdict(difference(twos, ones))}."
-    spreads = [np.std(values, ddof=1) for values in (ones, twos) if len(values) > 1]
-    if spreads:
+        yield f"{len(steps)} of {len(pair[name])} runs of {name} reach {goal:g}{told}."
+    if all(None not in steps for steps in steps_to.values()):
+        name, other = pair
         yield (
-            f"Seeds of one and the same task differ by {_range(spreads, '.2g')} (standard deviation). The two have the same "
-            "expected gradient: where their curves part, it is rounding, which chaos makes large, and luck."
+            f"On the way to {goal:g} the difference of {name} to {other} is "
+            f"{_verdict(difference(*steps_to.values()), ' steps')}; {_verdict(difference(*hours_to.values()), ' hours')}."
         )
-
-
-def _corrected(groups: Groups) -> Iterator[str]:
-    end, way = _differences(groups, BETA_1, TASK_1)
-    yield (
-        "**What beta=1 changes.** It adds to task 1 what the critic got wrong on the action taken. At the same steps the "
-        f"difference to task 1 is {_verdict(end)}; over the whole way there {_verdict(way)}."
-    )
 
 
 def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:
@@ -191,48 +192,72 @@ def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:
 
 
 def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
+    # At the start the critic knows nothing yet
     points = [point for record in diagnosed for point in record.diagnosis if point["steps"] > 0]
     if points:
-        weight, exact = "sampled, return - V~ (A2C's weight)", "all-action"
-        ratios = [x["estimators"][weight]["variance"] / x["estimators"][exact]["variance"] for x in points]
-        slopes, improbable = (
-            [x["critic"][name] for x in points if x["critic"][name] is not None] for name in ("slope", "slope_improbable")
+        weight, exact = ([x["estimators"][name] for x in points] for name in (A2C_WEIGHT, ALL_ACTION))
+        ratios = [x["variance"] / y["variance"] for x, y in zip(weight, exact, strict=True)]
+        yield (
+            f"**Why.** On {len(points)} network{'s' if len(points) > 1 else ''} of these runs, after the start, a gradient "
+            f"with A2C's weight has {_range(ratios, '.3g')} times the variance of the all-action one on the same rollouts. "
+            "What that one pays is trust in its critic."
         )
         yield (
-            f"**Why.** On the same network and rollouts a gradient with A2C's weight has {_range(ratios, '.3g')} times the "
-            "variance of the all-action one. What that one pays is trust in its critic."
+            "A2C's weight rests on the returns instead. The cosine between the gradients that the two expect, 1 where the "
+            f"critic is right, is {_resolved(weight, 'cosine', 0.25)}."
         )
-        if slopes:
-            yield (
-                "Where the critic sees a difference of 1 between actions, the returns that followed differ by "
-                f"{_range(slopes, '.2g')}"
-                + (f", for improbable actions by {_range(improbable, '.2g')}." if improbable else ".")
-            )
+        yield (
+            "Where the critic sees a difference of 1 between actions, the returns that followed differ by "
+            f"{_resolved([x['critic'] for x in points], 'slope', 0.5)}."
+        )
     entropies = {
-        group: [-_end(record.curves["train/entropy_loss"]) for record in records if "train/entropy_loss" in record.curves]
+        group: [
+            -_end(record.curves["train/entropy_loss"])
+            for record in records
+            if record.finished and "train/entropy_loss" in record.curves
+        ]
         for group, records in groups.items()
     }
     told = [f"{np.mean(values):.2f} for {group}" for group, values in entropies.items() if values]
     if told:
-        yield f"The entropy of the policy over the last tenth of training is {_list(told)} (nats)."
+        yield f"The entropy of the policy in the last tenth of the runs that have ended is {_list(told)} (nats)."
+
+
+def _resolved(found: Sequence[dict[str, Any]], name: str, largest_error: float) -> str:
+    """:return: range of a figure with its errors, over those networks where the error is small enough to tell something"""
+    known = [
+        (x[name], x[f"{name}_error"])
+        for x in found
+        if x[name] is not None and x[f"{name}_error"] is not None and x[f"{name}_error"] <= largest_error
+    ]
+    if not known:
+        return f"known on none of them to {largest_error:g} (standard error)"
+    low, high = (f"{value:.2f} +/- {error:.2f}" for value, error in (min(known), max(known)))
+    which = f"on the {len(known)} of {len(found)} where it is known to {largest_error:g} (standard error)"
+    return f"{low} {which}" if low == high else f"{low} to {high} {which}"
+
+
+def _last_step(compared: Groups) -> int | None:
+    """:return: steps of the last evaluation, of what ``common_evaluations`` gives; None if there is none"""
+    timesteps = next(iter(compared.values()))[0].timesteps if compared else np.zeros(0, dtype=int)
+    return int(timesteps[-1]) if len(timesteps) else None
+
+
+def _which(groups: Groups) -> str:
+    records = [record for of_group in groups.values() for record in of_group]
+    without = [record.name for record in records if not len(record.timesteps)]
+    which = "the last evaluation that all have"
+    if any(record.stopped for record in records):
+        which += ", those at which runs were stopped left out"
+    return f"{which} ({_list(without)} {'has' if len(without) == 1 else 'have'} none yet)" if without else which
+
+
+def _counts(groups: Groups) -> list[str]:
+    return [f"{len(records)} of {group}" for group, records in groups.items()]
 
 
 def _end(curve: pd.Series) -> float:
     return float(curve.iloc[-max(len(curve) // 10, 1) :].mean())
-
-
-def _mean(records: Sequence[Record], evaluation: int) -> float:
-    return float(np.mean([record.means[evaluation] for record in records]))
-
-
-def _differences(groups: Groups, name: str, other: str) -> tuple[Difference, Difference]:
-    """:return: at the last evaluation that all runs have, and in the mean of all evaluations up to it"""
-    n_evaluations = n_common(groups)
-    means, others = ([record.means[:n_evaluations] for record in groups[group]] for group in (name, other))
-    return (
-        difference([x[-1] for x in means], [x[-1] for x in others]),
-        difference([x.mean() for x in means], [x.mean() for x in others]),
-    )
 
 
 def _verdict(found: Difference, unit: str = "") -> str:

@@ -57,6 +57,7 @@ class Batch(NamedTuple):
 
 # The first is the one that the others are compared with
 ALL_ACTION = "all-action"
+A2C_WEIGHT = "sampled, return - V~ (A2C's weight)"
 ESTIMATORS: dict[str, Callable[[Batch], th.Tensor]] = {
     ALL_ACTION: lambda b: all_action_policy_loss(b.log_probs, b.q_values),
     "all-action, baseline": lambda b: all_action_policy_loss(b.log_probs, b.q_values - b.values),
@@ -66,7 +67,7 @@ ESTIMATORS: dict[str, Callable[[Batch], th.Tensor]] = {
     "sampled": lambda b: sampled_policy_loss(b.log_prob_taken, b.q_taken),
     "sampled, baseline": lambda b: sampled_policy_loss(b.log_prob_taken, b.q_taken - b.values),
     "sampled, return (REINFORCE's weight)": lambda b: sampled_policy_loss(b.log_prob_taken, b.returns),
-    "sampled, return - V~ (A2C's weight)": lambda b: sampled_policy_loss(b.log_prob_taken, b.returns - b.values),
+    A2C_WEIGHT: lambda b: sampled_policy_loss(b.log_prob_taken, b.returns - b.values),
 }
 
 
@@ -390,12 +391,14 @@ def settings_of(folder: Path) -> Run:
     """
     :param folder: Folder of a run
     :return: its settings
-    :raises ValueError: if there is none
+    :raises ValueError: if there is none, or the file with its hyperparameters is gone
     """
     settings = read_json(folder / "run.json")
     if not settings:
         raise ValueError(f"There is no run of a study in {folder}.")
     known = {field.name: settings[field.name] for field in dataclasses.fields(Run) if field.name in settings}
+    if known.get("config") and not Path(known["config"]).is_file():
+        raise ValueError(f"The hyperparameters of {folder} were those of {known['config']}, which is not there any more.")
     return Run(**{**known, "folder": str(folder)})
 
 

@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_qac.study.catalogue import RUNGS
 from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, normalize_as, points_of, settings_of
-from sb3_qac.study.records import Record, load_study, standard_error
+from sb3_qac.study.records import Record, load_study, pooled, standard_error
 from sb3_qac.study.report import save_figure, write_markdown
 from sb3_qac.zoo import register
 
@@ -87,13 +87,20 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
     for name, records in groups.items():
         rung = RUNGS[name]
         lasts = np.array([record.means[-1] for record in records if len(record.means)])
-        solved = [steps for steps in (record.steps_to(SOLVED) for record in records) if steps is not None]
-        ratios = [x["noise_to_signal"] for x in noise[name] if x is not None and x["noise_to_signal"] > 0]
+        solved = [record.steps_to(SOLVED) for record in records]
+        n_solved = sum(steps is not None for steps in solved)
+        ratios = [x["noise_to_signal"] if x["noise_to_signal"] > 0 else None for x in noise[name] if x is not None]
         last = f"{lasts.mean():.1f} +/- {standard_error(lasts):.1f}" if len(lasts) else "-"
         yield (
-            f"| {name} | `{rung.formula}` | {rung.change} | {len(records)} | {last} | {len(solved)} of {len(records)} "
-            f"| {f'{np.median(solved):,.0f}' if solved else '-'} | {f'{np.median(ratios):.2g}' if ratios else '-'} |"
+            f"| {name} | `{rung.formula}` | {rung.change} | {len(records)} | {last} | {n_solved} of {len(records)} "
+            f"| {_median(solved, ',.0f')} | {_median(ratios, '.2g')} |"
         )
+
+
+def _median(values: Sequence[float | None], form: str) -> str:
+    # What was never reached, or is lost in noise, is larger than all that is known
+    median = np.median([np.inf if value is None else value for value in values]) if values else np.inf
+    return f"{median:{form}}" if np.isfinite(median) else "-"
 
 
 def draw(groups: dict[str, list[Record]], path: Path) -> None:
@@ -113,10 +120,8 @@ def draw(groups: dict[str, list[Record]], path: Path) -> None:
     for panel, (name, records) in zip(panels.flat, groups.items(), strict=False):
         for record in records:
             panel.plot(record.timesteps, record.means, color="C0", linewidth=0.8, alpha=0.6)
-        n_common = min(len(record.timesteps) for record in records)
-        if n_common:
-            mean = np.mean([record.means[:n_common] for record in records], axis=0)
-            panel.plot(records[0].timesteps[:n_common], mean, color="C0", linewidth=2)
+        steps, means, _ = pooled(records)
+        panel.plot(steps, means, color="C0", linewidth=2)
         panel.axhline(SOLVED, color="grey", linewidth=0.6, linestyle="--")
         panel.set_title(name, fontsize="medium")
         panel.set_ylim(0, 520)
@@ -155,9 +160,10 @@ def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         "pi(a), Q(a) and V are of the state s_t; G_t is the discounted return to the end of the episode, R_t the n-step "
         "return, V~ = sum_a pi(a) Q(a). Weights are constants to the gradient. "
         f"An evaluation is {settings['n_eval_episodes']} episodes with {actions} actions; the last one is given as the mean "
-        f"over seeds and its standard error. Solved: an evaluation of {SOLVED:g} or more; steps to it are the median of "
-        "those that were. Noise / signal: of the gradient of the policy's last layer in the middle of the training, the trace "
-        "of its covariance over its squared expectation, for an update from 1,000 steps; median over seeds."
+        f"over seeds and its standard error. Solved: an evaluation of {SOLVED:g} or more. Noise / signal: of the gradient of "
+        "the policy's last layer in the middle of the training, the trace of its covariance over its squared expectation, for "
+        "an update from 1,000 steps. Steps to solve and noise / signal are medians over all seeds: what was never solved, or "
+        "where the expectation cannot be told from 0, counts as infinite, and a median that is infinite is a dash."
     )
     yield ""
     yield from table(groups, noise)

@@ -1,5 +1,7 @@
 """What the runs of a study left in their folders, and figures of it over seeds."""
 
+import dataclasses
+import functools
 import json
 import warnings
 from collections.abc import Callable, Sequence
@@ -63,6 +65,17 @@ class Record:
     def finished(self) -> bool:
         """Whether it has come to its end."""
         return bool(self.status.get("finished"))
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an error, and was not tried again."""
+        return not self.finished and (self.folder / "error.txt").is_file()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended because its last evaluation reached the return at which it was to stop."""
+        goal = self.settings.get("stop_return")
+        return self.finished and goal is not None and len(self.means) > 0 and self.means[-1] >= goal
 
     @property
     def steps_per_second(self) -> float:
@@ -166,21 +179,43 @@ def standard_error(values: np.ndarray) -> float:
 def pooled(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     :param records: Runs of a group
-    :return: steps up to which all of them have been evaluated, and at each the mean return of all their episodes and its
-        standard error as if episodes were independent, shape (n_evaluations,) each
+    :return: steps at which all of them have been evaluated, and at each the mean return of all their episodes and its
+        standard error as if episodes were independent, shape (n_evaluations,) each. A run that was stopped at a return
+        counts with its last evaluation from there on.
     """
-    n_evaluations = n_common({"": list(records)})
-    returns = np.concatenate([record.returns[:n_evaluations] for record in records], axis=1)
-    errors = np.array([standard_error(row) for row in returns])
-    return records[0].timesteps[:n_evaluations], returns.mean(axis=1), errors
+    seen = sorted({int(steps) for record in records for steps in record.timesteps})
+    evaluations = [(steps, [_returns_at(record, steps) for record in records]) for steps in seen]
+    known = {
+        steps: np.concatenate([x for x in returns if x is not None])
+        for steps, returns in evaluations
+        if all(x is not None for x in returns)
+    }
+    means, errors = ([function(x) for x in known.values()] for function in (np.mean, standard_error))
+    return np.array(list(known), dtype=int), np.array(means), np.array(errors)
 
 
-def n_common(groups: Groups) -> int:
+def _returns_at(record: Record, steps: int) -> np.ndarray | None:
+    if steps in record.timesteps:
+        return record.returns[list(record.timesteps).index(steps)]
+    return record.returns[-1] if record.stopped and steps > record.timesteps[-1] else None
+
+
+def common_evaluations(groups: Groups) -> Groups:
     """
+    Cut runs to what can be compared. An evaluation at which a run was stopped is left out: it was chosen for its return.
+
     :param groups: Records of an environment
-    :return: number of evaluations that all runs have
+    :return: the same with those evaluations alone that all runs have. Runs without any are left out, and groups of such.
     """
-    return min(len(record.timesteps) for records in groups.values() for record in records)
+    begun = {name: [record for record in records if len(record.timesteps)] for name, records in groups.items()}
+    begun = {name: records for name, records in begun.items() if records}
+    of_runs = [record.timesteps[: -1 if record.stopped else None] for records in begun.values() for record in records]
+    common = functools.reduce(np.intersect1d, of_runs) if of_runs else np.zeros(0, dtype=int)
+    return {name: [_cut(record, common) for record in records] for name, records in begun.items()}
+
+
+def _cut(record: Record, timesteps: np.ndarray) -> Record:
+    return dataclasses.replace(record, timesteps=timesteps, returns=record.returns[np.isin(record.timesteps, timesteps)])
 
 
 class Difference(NamedTuple):

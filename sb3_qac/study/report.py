@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from sb3_qac.study.analysis import A2C, BETA_1, PUBLISHED, TASK_1, TASK_2, over_environments, paragraphs, statistics
 from sb3_qac.study.diagnose import tables as diagnosis_tables
 from sb3_qac.study.records import CURVES, Groups, Record, load_study, pooled, standard_error
@@ -13,6 +15,10 @@ from sb3_qac.study.records import CURVES, Groups, Record, load_study, pooled, st
 STYLES = ("-", "--", ":", "-.")
 # Groups that always look the same, whatever else is drawn
 USUAL = (A2C, TASK_1, TASK_2, BETA_1)
+STOPPED = (
+    " A thin line that ends in a dot is a run that was stopped at a return; in the mean it counts with its last evaluation "
+    "from there on. Such runs are compared by their way to that return: their last evaluation was chosen for being good."
+)
 
 
 def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
@@ -40,7 +46,8 @@ def _draw_panel(panel: Any, env_id: str, groups: Groups) -> None:
 
     for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
         for record in records:
-            panel.plot(record.timesteps, record.means, **style, linewidth=0.7, alpha=0.6)
+            end = dict(marker="o", markevery=[-1], markersize=3) if record.stopped else {}
+            panel.plot(record.timesteps, record.means, **style, **end, linewidth=0.7, alpha=0.6)
         steps, means, errors = pooled(records)
         if len(steps):
             seeds = f"{len(records)} seed{'s' if len(records) > 1 else ''}"
@@ -73,10 +80,12 @@ def draw_curves(groups: Groups, path: Path) -> None:
     figure, panels = plt.subplots(2, 3, figsize=(13, 7), sharex=True, layout="constrained")
     for panel, (tag, title) in zip(panels.flat, CURVES.items(), strict=True):
         for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
-            for j, curve in enumerate(record.curves[tag] for record in records if tag in record.curves):
-                smooth = curve.rolling(max(len(curve) // 100, 1), min_periods=1).mean()
-                label = group if j == 0 else None
-                panel.plot(curve.index, smooth, **style, linewidth=1, label=label)
+            curves = [_smooth(record.curves[tag]) for record in records if tag in record.curves]
+            for curve in curves:
+                panel.plot(curve.index, curve, **style, linewidth=0.7, alpha=0.3)
+            if curves:
+                middle = pd.concat(curves, axis=1).interpolate("index", limit_area="inside").median(axis=1)
+                panel.plot(middle.index, middle, **style, linewidth=1.5, label=group)
         if tag == "train/explained_variance":
             # It has no lower bound, and single updates far below 0 would hide the rest
             panel.set_ylim(max(panel.get_ylim()[0], -1.1), 1.1)
@@ -88,6 +97,10 @@ def draw_curves(groups: Groups, path: Path) -> None:
         panel.set_xlabel("environment steps")
         panel.xaxis.set_major_formatter(EngFormatter())
     save_figure(figure, path)
+
+
+def _smooth(curve: pd.Series) -> pd.Series:
+    return curve.rolling(max(len(curve) // 40, 1), min_periods=1).mean()
 
 
 def save_figure(figure: Any, path: Path) -> None:
@@ -113,7 +126,7 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
     yield f"| run | state | steps | last evaluation | best evaluation |{to_goal} last 100 episodes of training | steps/s |"
     yield "|---" * (7 if goal is None else 9) + "|"
     for record in (record for records in groups.values() for record in records):
-        state = "finished" if record.finished else "unfinished"
+        state = "finished" if record.finished else "failed" if record.failed else "unfinished"
         last = best = "-"
         if len(record.timesteps):
             top = int(record.means.argmax())
@@ -121,8 +134,8 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
             best += f" at {record.timesteps[top]:,}"
         cells = [record.name, state, f"{record.status.get('steps', 0):,}", last, best]
         if goal is not None:
-            reached, speed = record.steps_to(goal), record.steps_per_second
-            cells += ["not reached", "-"] if reached is None else [f"{reached:,}", f"{reached / speed / 3600:.2g}"]
+            reached, hours = record.steps_to(goal), record.hours_to(goal)
+            cells += ["not reached", "-"] if hours is None else [f"{reached:,}", f"{hours:.2g}"]
         training = record.curves.get("rollout/ep_rew_mean")
         cells += ["-" if training is None else f"{training.iloc[-1]:.2f}", f"{record.steps_per_second:,.0f}"]
         yield f"| {' | '.join(cells)} |"
@@ -147,7 +160,8 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
         "",
         f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores. "
         "Thick lines are means over the episodes of all seeds, shaded with their standard error; each "
-        "thin line is one seed. The standard error is that of the episodes that were played, not of other seeds.",
+        "thin line is one seed. The standard error is that of the episodes that were played, not of other seeds."
+        + (STOPPED if any(record.stopped for record in records) else ""),
         "",
     ]
     if any(BETA_1 in groups for groups in envs.values()):
@@ -160,7 +174,7 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
     lines += [
         "## All runs",
         "",
-        " ".join(filter(None, ("Every run that was started is in the tables.", _wandb(folder, records)))),
+        " ".join(filter(None, ("Every run in this folder is in the tables.", _wandb(folder, records)))),
         "",
         _provenance(records),
     ]
@@ -178,12 +192,13 @@ def _unfinished(records: list[Record]) -> list[str]:
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
     lines = [*table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
     if env_id in PUBLISHED:
-        lines += ["Published figures of A2C, of other protocols:", "", "| source | score |", "|---|---|"]
+        lines += ["Published figures, of other protocols:", "", "| | score |", "|---|---|"]
         lines += [f"| {source} | {score} |" for source, score in PUBLISHED[env_id].items()] + [""]
     analysis = list(paragraphs(groups, goal))
     if analysis:
         lines += [f"{heading} Analysis", "", *analysis, ""]
     lines += [f"{heading} In training", "", f"![curves]({_curves_name(env_id)}.png)", ""]
+    lines += ["Thin lines are seeds, smoothed over a fortieth of their length, thick ones the medians over seeds.", ""]
     diagnosed = [record for records in groups.values() for record in records if record.diagnosis]
     if diagnosed:
         lines += [

@@ -38,6 +38,8 @@ from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.zoo import ALGORITHMS, presets, register
 
+# Of a run that is gone on with: where and with what it is computed may change, what comes of it does not
+MAY_CHANGE = ("folder", "n_threads", "device", "wandb")
 # Evaluation games are not those of training
 EVAL_SEED_OFFSET = 10_000
 
@@ -92,6 +94,31 @@ class Run:
         return bool(read_json(Path(self.folder, "status.json")).get("finished"))
 
 
+def check_same_run(run: Run) -> None:
+    """
+    :param run: A run
+    :raises ValueError: if there is one with other settings in its folder
+    """
+    kept = read_json(Path(run.folder, "run.json"))
+    # As they are in the file
+    settings = json.loads(json.dumps(asdict(run)))
+    different = [
+        f"`{name}` is {value!r}, and was {kept[name]!r}"
+        for name, value in settings.items()
+        if name in kept and name not in MAY_CHANGE and _told(name, value) != _told(name, kept[name])
+    ]
+    if different:
+        raise ValueError(
+            f"There is a run with other settings in {run.folder}: {'; '.join(different)}. "
+            "Give the same ones to go on with it, or another folder with `--output`."
+        )
+
+
+def _told(name: str, value: Any) -> Any:
+    # A study and its YAML file can be moved
+    return Path(value).name if name == "config" and value is not None else value
+
+
 class StopOnReturn(BaseCallback):
     """
     Stops a training whose last evaluation reached a return. For ``EvalCallback``'s ``callback_after_eval``.
@@ -123,9 +150,9 @@ class StatusCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         # Here, since a checkpoint that was gone on from has brought back the attributes of callbacks as they were
-        self.before = read_json(self.path).get("seconds", 0.0)
-        self.start = self.written = time.monotonic()
         self.first_step = self.model.num_timesteps
+        self.before = read_json(self.path).get("seconds", 0.0) if self.first_step else 0.0
+        self.start = self.written = time.monotonic()
         self.write(finished=False)
 
     def _on_step(self) -> bool:

@@ -21,7 +21,7 @@ from rl_zoo3.utils import ALGOS
 from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
 from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
-from sb3_qac.study.runs import Run, train_run
+from sb3_qac.study.runs import Run, check_same_run, train_run
 from sb3_qac.zoo import register
 
 # How often a run is tried again after the loss of its machine, and for how many seconds one may write its last checkpoint
@@ -52,6 +52,8 @@ def make_grid(
         raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *sorted(ALGOS)])}.")
     if config is not None and not Path(config).is_file():
         raise ValueError(f"There is no file {config} with hyperparameters.")
+    # A worker, and whoever diagnoses the run, may have another working directory
+    config = config and os.path.abspath(config)
     for name in ("eval_freq", "n_eval_episodes", "n_threads"):
         check_number(name, settings.get(name, 1), minimum=1)
     check_number("n_timesteps", settings.get("n_timesteps", 0))
@@ -82,8 +84,11 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
     :param ray_address: Address of a Ray cluster to run them on instead, "auto" for the one of this machine. The folders of
         the runs must be the same on all of its machines.
     :return: what went wrong, by the folder of the run
+    :raises ValueError: if there is a run with other settings in a folder
     :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
     """
+    for run in runs:
+        check_same_run(run)
     pending = [run for run in runs if not run.finished]
     failed: dict[str, str] = {}
     with Live(get_renderable=lambda: status_table(runs, failed), refresh_per_second=0.5, console=Console(stderr=True)):
