@@ -56,7 +56,7 @@ class QA2C(OnPolicyAlgorithm):
         weighted log probability of the action taken
     :param beta: Weight of the sampled correction of beta-LOO (Gruslys et al. 2017, https://arxiv.org/abs/1704.04651):
         the actor also maximises beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the
-        critic, at 1 it is unbiased whatever the critic is worth. Only for "all-action".
+        critic, at 1 it has no other bias than A2C's, that of the bootstrap in R_t. Only for "all-action".
     :param max_grad_norm: The maximum value for the gradient clipping
     :param rms_prop_eps: RMSProp epsilon. It stabilizes square root computation in denominator
         of RMSProp update
