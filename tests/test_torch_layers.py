@@ -143,6 +143,15 @@ def test_policies_take_it_save_it_and_predict_the_same(share_features_extractor,
         th.testing.assert_close(direct, by_predict, rtol=0, atol=1e-3)
 
 
+def test_images_that_are_not_to_be_normalised_are_not_in_rollouts_either():
+    env = FakeImageEnv(action_dim=6, screen_height=84, screen_width=84, n_channels=4, channel_first=True)
+    model = QA2C("CnnPolicy", env, policy_kwargs=dict(features_extractor_class=LeanNatureCNN, normalize_images=False))
+    obs = images(3)
+    with th.no_grad():
+        in_rollouts, by_predict = model.policy.evaluate_all_actions(obs)[1], model.policy.get_distribution(obs)
+    th.testing.assert_close(in_rollouts, by_predict.distribution.logits, rtol=0, atol=1e-5)
+
+
 def test_unknown_precision_is_refused():
     with pytest.raises(ValueError, match="'float32' or 'bfloat16', but 'float16'"):
         make(LeanNatureCNN, dtype="float16")
