@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_qac import QA2C, REINFORCE
 from sb3_qac.common import callbacks
 from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
-from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in
+from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.logs import leveldb_records
 from sb3_qac.common.state import StateError
@@ -214,6 +214,42 @@ def test_the_checkpoint_of_another_training_is_refused(other, message, tmp_path)
         resume(other(), tmp_path)
     with pytest.raises(CheckpointError, match=f"{message}.* There is none of this training in its folder"):
         other().learn(200, ExactCheckpointCallback(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kwargs", "message"),
+    [
+        (REINFORCE, dict(n_episodes=2), "n_episodes is 2, and was 1"),
+        (REINFORCE, dict(return_to_go=False), "return_to_go is False, and was True"),
+        (REINFORCE, dict(normalize_returns=True), "normalize_returns is True, and was False"),
+        (PPO, dict(clip_range=0.1), r"clip_range is \[0.1, 0.1\], and was \[0.2, 0.2\]"),
+        (PPO, dict(clip_range_vf=0.1), r"clip_range_vf is \[0.1, 0.1\], and was None"),
+        (PPO, dict(target_kl=0.1), "target_kl is 0.1, and was None"),
+        (A2C, dict(normalize_advantage=True), "normalize_advantage is True, and was False"),
+        (A2C, dict(use_rms_prop=False), "optimizer_class is 'Adam', and was 'RMSprop'"),
+        (A2C, dict(rms_prop_eps=0.1), "optimizer_kwargs is {.*'eps': 0.1.*}, and was {.*'eps': 1e-05.*}"),
+        (A2C, dict(policy_kwargs=dict(net_arch=[32])), r"net_arch is \[32\], and was {'pi': \[64, 64\], 'vf': \[64, 64\]}"),
+        (A2C, dict(policy_kwargs=dict(activation_fn=th.nn.ReLU)), "activation_fn is 'ReLU', and was 'Tanh'"),
+    ],
+)
+def test_a_training_with_another_setting_is_refused(algorithm, kwargs, message, tmp_path):
+    make_model(algorithm).learn(10, ExactCheckpointCallback(tmp_path))
+    with pytest.raises(CheckpointError, match=f"another training: {message}"):
+        resume(make_model(algorithm, **kwargs), tmp_path)
+
+
+def test_checkpoints_that_name_fewer_settings_are_gone_on_from(tmp_path):
+    make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
+    state = load_checkpoint(checkpoints_in(tmp_path)[-1]).state
+    for name in ("net_arch", "optimizer_class", "optimizer_kwargs"):
+        del state["training"][name]
+    save_checkpoint(tmp_path, 200, state)
+    assert resume(make_model(QA2C), tmp_path).num_timesteps == 128
+    # Other layers are seen by their parameters then
+    network = dict(policy_kwargs=dict(net_arch=[32]))
+    shape = r"the shape of mlp_extractor.policy_net.0.weight is \(32, 4\), and was \(64, 4\)"
+    with pytest.raises(CheckpointError, match=f"another training: {shape}"):
+        resume(make_model(QA2C, **network), tmp_path)
 
 
 def test_the_newest_checkpoint_of_this_training_is_named(tmp_path):

@@ -514,21 +514,39 @@ def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
     :param checkpoint: Checkpoint that it is to go on from
     :raises CheckpointError: if it is that of another training; the message names the newest one beside it that is of this one
     """
-    here, there = training_settings(model), checkpoint.state["training"]
-    different = [
-        f"{name} is {here.get(name)!r}, and was {there.get(name)!r}"
-        for name in {**there, **here}
-        if here.get(name) != there.get(name)
-    ]
+    different = differences(model, checkpoint.state)
     if not different:
         return
     advice = "There is none of this training in its folder: use another folder."
     for path in reversed(checkpoints_in(checkpoint.path.parent)):
         with contextlib.suppress(CheckpointError):
-            if load_checkpoint(path).state["training"] == here:
+            if not differences(model, load_checkpoint(path).state):
                 advice = f"The newest one of this training there is {path.name}."
                 break
     raise CheckpointError(f"{checkpoint.path} is of another training: {'; '.join(different)}. {advice}")
+
+
+def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
+    """
+    :param model: Model that is to go on
+    :param state: What ``model_state`` gave
+    :return: what they do not have in common, as far as both say it: former versions of this package compared fewer settings
+    """
+    here, there = training_settings(model), state["training"]
+    different = [
+        f"{name} is {here[name]!r}, and was {there[name]!r}"
+        for name in here
+        # Arrays in `policy_kwargs` cannot be compared by `!=`
+        if name in there and repr(here[name]) != repr(there[name]) and here[name] != there[name]
+    ]
+    if not different:
+        now, then = (
+            {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            for tensors in (model.policy.state_dict(), state["policy"])
+        )
+        others = [name for name in {**then, **now} if now.get(name) != then.get(name)]
+        different = [f"the shape of {name} is {now.get(name)}, and was {then.get(name)}" for name in others]
+    return different
 
 
 def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
@@ -539,14 +557,24 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     assert model.env is not None
     spec = model.env.get_attr("spec")[0]
     names = "n_steps batch_size n_epochs gamma gae_lambda ent_coef vf_coef pg_coef baseline policy_gradient beta max_grad_norm"
+    names += " n_episodes return_to_go normalize_returns normalize_advantage target_kl"
+    schedules = {"learning_rate": model.lr_schedule}
+    schedules.update({name: getattr(model, name) for name in ("clip_range", "clip_range_vf") if hasattr(model, name)})
+    policy = model.policy._get_constructor_parameters()
     return {
         "algorithm": type(model).__name__,
         "environment": None if spec is None else spec.id,
         "n_envs": model.n_envs,
         "policy": type(model.policy).__name__,
         "seed": model.seed,
-        "learning_rate": [float(model.lr_schedule(progress)) for progress in (1.0, 0.5)],
+        **{
+            name: None if schedule is None else [float(schedule(progress)) for progress in (1.0, 0.5)]
+            for name, schedule in schedules.items()
+        },
         **{name: getattr(model, name) for name in names.split() if hasattr(model, name)},
+        # Its layers and its optimizer
+        **{name: value.__name__ for name, value in policy.items() if isinstance(value, type)},
+        **{name: value for name, value in policy.items() if is_plain(value)},
     }
 
 
