@@ -50,6 +50,8 @@ from sb3_qac.common.state import (
     get_random_state,
     get_state,
     is_plain,
+    plain_attributes,
+    put_attributes,
     random_state,
     seeded_random_state,
     set_random_state,
@@ -260,7 +262,7 @@ class ExactCheckpointCallback(BaseCallback):
         if here != there:
             raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
         for callback, (_, values) in zip(callbacks, states, strict=True):
-            vars(callback).update(values)
+            put_attributes(callback, values)
 
     def _restore_logger(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
@@ -599,8 +601,8 @@ def callback_state(callback: BaseCallback) -> dict[str, Any]:
     """
     return {
         name: value
-        for name, value in vars(callback).items()
-        if name not in CALLBACK_ATTRIBUTES_SKIPPED and not isinstance(value, str) and is_plain(value)
+        for name, value in plain_attributes(callback).items()
+        if name not in CALLBACK_ATTRIBUTES_SKIPPED and not isinstance(value, str)
     }
 
 

@@ -5,7 +5,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.core import ActType, ObsType
 
-from sb3_qac.common.state import StateError, is_plain, put, take
+from sb3_qac.common.state import StateError, plain_attributes, put, put_attributes, take
 
 
 class EpisodeReplay(gym.Wrapper):
@@ -60,7 +60,7 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
         "actions": list(obj.actions),
         "obs": obj.obs,
         # Counters that an episode does not begin anew, such as those of Monitor
-        "layers": [{key: value for key, value in vars(layer).items() if is_plain(value)} for layer in layers(obj.env)],
+        "layers": [plain_attributes(layer) for layer in layers(obj.env)],
     }
 
 
@@ -78,7 +78,7 @@ def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
             "the environment draws random numbers that are not from `np_random`, or is another version."
         )
     for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
-        vars(layer).update(attributes)
+        put_attributes(layer, attributes)
 
 
 def _equal(one: Any, other: Any) -> bool:
