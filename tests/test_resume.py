@@ -18,14 +18,16 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EveryNTimesteps
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_qac import QA2C, REINFORCE
 from sb3_qac.common import callbacks
 from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
 from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.common.curves import CurvesCallback
-from sb3_qac.common.logs import leveldb_records
+from sb3_qac.common.env_util import make_ale_vec_env
+from sb3_qac.common.logs import leveldb_records, results_writers
 from sb3_qac.common.state import StateError
 from sb3_qac.zoo import unfinished_run
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
@@ -266,6 +268,49 @@ def test_other_callbacks_are_refused(tmp_path):
     make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
     with pytest.raises(CheckpointError, match=r"The callbacks are \['InterruptAt'\], but .* with \[\]"):
         make_model(QA2C).learn(200, [InterruptAt(1000), ExactCheckpointCallback(tmp_path)])
+
+
+def test_other_logs_are_refused(tmp_path):
+    def learn(formats, log_path):
+        model = make_model(QA2C)
+        model.set_logger(configure(str(tmp_path), formats))
+        evaluation = EvalCallback(make_vec_env("CartPole-v1", 1, seed=3), log_path=log_path, verbose=0)
+        try:
+            model.learn(100, [evaluation, ExactCheckpointCallback(tmp_path / "checkpoints")])
+        finally:
+            model.logger.close()
+
+    learn(["csv", "json"], tmp_path)
+    with pytest.raises(CheckpointError, match=r"0 CSV logs are open, but 1 were .*: give the logger the same outputs"):
+        learn(["log", "json"], tmp_path)
+    with pytest.raises(CheckpointError, match="3 log files are open, but 2 were"):
+        learn(["csv", "json", "log"], tmp_path)
+    with pytest.raises(CheckpointError, match=r"0 files are written by evaluations, but 1 were .*: give `EvalCallback`"):
+        learn(["csv", "json"], None)
+
+
+@pytest.mark.parametrize("repeated", [False, True], ids=["now", "in older checkpoints"])
+def test_monitor_files_of_native_environments_go_on(repeated, tmp_path, monkeypatch):
+    def learn(folder, stop=np.inf):
+        small, one_thread = dict(screen_size=21), dict(num_threads=1)
+        env = VecFrameStack(make_ale_vec_env("BreakoutNoFrameskip-v4", 2, 0, str(folder), small, one_thread), 2)
+        callback = [InterruptAt(stop), ExactCheckpointCallback(folder / "checkpoints", save_freq=200)]
+        try:
+            QA2C("MlpPolicy", env, seed=0, device="cpu").learn(800, callback)
+        finally:
+            env.close()
+
+    learn(tmp_path / "one")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(callbacks, "results_writers", lambda env, _: results_writers(env, repeated))
+        learn(tmp_path / "other", stop=500)
+    logs = load_checkpoint(checkpoints_in(tmp_path / "other" / "checkpoints")[-1]).state["logs"]
+    # Two files; SB3 puts no wrapper of its own around VecFrameStack
+    assert len(logs) == (4 if repeated else 2)
+    learn(tmp_path / "other")
+    for i in range(2):
+        monitors = [read_monitor(tmp_path / name / f"{i}.monitor.csv") for name in ("one", "other")]
+        assert monitors[0] == monitors[1] and monitors[0]
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, TypeVar
@@ -232,6 +232,13 @@ class ExactCheckpointCallback(BaseCallback):
         """
         restore_model(self.model, state)
         self._restore_callbacks(state["callbacks"])
+        evaluation_files = self._evaluation_files()
+        check_same_number(
+            "files are written by evaluations",
+            evaluation_files,
+            state["evaluation_files"],
+            "give `EvalCallback` a `log_path` and a `best_model_save_path` where it had them",
+        )
         for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
             set_state(env, env_state, "the evaluation environment")
         self._evaluation_random_state = state["evaluation_random"]
@@ -241,16 +248,14 @@ class ExactCheckpointCallback(BaseCallback):
         self._restore_logger(state)
         logs = self._open_logs()
         if len(logs) != len(state["logs"]):
-            raise CheckpointError(
-                f"{len(logs)} log files are open, but {len(state['logs'])} were when the checkpoint was written: "
-                "give the environments and the logger the same files."
-            )
+            logs = self._open_logs(repeated=True)
+        check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
         for file, content in zip(logs, state["logs"], strict=True):
             rewrite_log(file, zlib.decompress(content))
         for output_format in self.model.logger.output_formats:
             if isinstance(output_format, WandbOutputFormat):
                 output_format.go_on()
-        for path, content in zip(self._evaluation_files(), state["evaluation_files"], strict=True):
+        for path, content in zip(evaluation_files, state["evaluation_files"], strict=True):
             if content is None:
                 path.unlink(missing_ok=True)
             elif not path.exists() or path.read_bytes() != content:
@@ -270,6 +275,7 @@ class ExactCheckpointCallback(BaseCallback):
         for name, values in state["logger"].items():
             getattr(logger, name).update(values)
         csv_formats = [f for f in logger.output_formats if isinstance(f, CSVOutputFormat)]
+        check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
         for csv_format, keys in zip(csv_formats, state["csv_keys"], strict=True):
             csv_format.keys = keys
         folders = iter(state["tensorboard"])
@@ -321,10 +327,13 @@ class ExactCheckpointCallback(BaseCallback):
                 paths.append(Path(evaluation.best_model_save_path, "best_model.zip"))
         return paths
 
-    def _open_logs(self) -> list[IO[str]]:
-        """:return: the files that monitors and the logger append to"""
+    def _open_logs(self, repeated: bool = False) -> list[IO[str]]:
+        """
+        :param repeated: Whether to list some more than once, as older checkpoints do
+        :return: the files that monitors and the logger append to
+        """
         assert self.model.env is not None
-        writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env)]
+        writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env, repeated)]
         files = [writer.file_handler for writer in writers]
         for output_format in self.model.logger.output_formats:
             if isinstance(output_format, CSVOutputFormat | JSONOutputFormat | WandbOutputFormat) or (
@@ -526,6 +535,18 @@ def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
                 advice = f"The newest one of this training there is {path.name}."
                 break
     raise CheckpointError(f"{checkpoint.path} is of another training: {'; '.join(different)}. {advice}")
+
+
+def check_same_number(what: str, here: Sized, there: Sized, advice: str) -> None:
+    """
+    :param what: What is counted, such as "log files are open"
+    :param here: Those of this process
+    :param there: Those of the checkpoint
+    :param advice: What to do
+    :raises CheckpointError: if they are not as many
+    """
+    if len(here) != len(there):
+        raise CheckpointError(f"{len(here)} {what}, but {len(there)} were when the checkpoint was written: {advice}.")
 
 
 def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
