@@ -16,7 +16,13 @@ import torch as th
 from filelock import FileLock
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN, PPO
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EveryNTimesteps
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    EvalCallback,
+    EveryNTimesteps,
+    StopTrainingOnMaxEpisodes,
+)
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
@@ -268,6 +274,42 @@ def test_other_callbacks_are_refused(tmp_path):
     make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
     with pytest.raises(CheckpointError, match=r"The callbacks are \['InterruptAt'\], but .* with \[\]"):
         make_model(QA2C).learn(200, [InterruptAt(1000), ExactCheckpointCallback(tmp_path)])
+
+
+def test_settings_of_callbacks_may_be_changed(tmp_path):
+    def make_callbacks(eval_freq, n_eval_episodes, max_episodes):
+        evaluation = EvalCallback(
+            make_vec_env("CartPole-v1", 1, seed=3), n_eval_episodes=n_eval_episodes, eval_freq=eval_freq, verbose=0
+        )
+        return [evaluation, StopTrainingOnMaxEpisodes(max_episodes), ExactCheckpointCallback(tmp_path, verbose=0)]
+
+    make_model(QA2C).learn(200, make_callbacks(1000, 1, 1000))
+    evaluation, stop, checkpoint = make_callbacks(100, 2, 5)
+    model = make_model(QA2C).learn(10_000, [evaluation, stop, checkpoint])
+    assert (evaluation.eval_freq, evaluation.n_eval_episodes, stop.max_episodes) == (100, 2, 5)
+    # 5 in each of 4 environments, those before the resume included
+    assert 20 <= stop.n_episodes < 24 and model.num_timesteps < 10_000
+
+
+class Doubling(BaseCallback):
+    """A setting that is changed by the training, as a schedule's is."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers = numbers
+
+    def _on_step(self):
+        if self.num_timesteps % 400 == 0:
+            self.numbers.append(2 * self.numbers[-1])
+        return True
+
+
+def test_settings_that_a_training_changes_go_on(tmp_path):
+    with pytest.raises(Interrupted):
+        make_model(QA2C).learn(2000, [Doubling([1]), InterruptAt(1300), ExactCheckpointCallback(tmp_path, save_freq=100)])
+    doubling = Doubling([1])
+    make_model(QA2C).learn(2000, [doubling, InterruptAt(np.inf), ExactCheckpointCallback(tmp_path, save_freq=100)])
+    assert doubling.numbers == [1, 2, 4, 8, 16, 32]
 
 
 def test_other_logs_are_refused(tmp_path):

@@ -1,6 +1,8 @@
 """Exact resume: a training that was stopped at any moment goes on as if nothing had happened."""
 
 import contextlib
+import copy
+import inspect
 import json
 import os
 import signal
@@ -47,6 +49,7 @@ from sb3_qac.common.logs import (
     sync_files,
 )
 from sb3_qac.common.state import (
+    equal,
     get_random_state,
     get_state,
     is_plain,
@@ -76,6 +79,8 @@ MODEL_ATTRIBUTES = (
 # Attributes of callbacks that belong to this process, or that the user may change
 CALLBACK_ATTRIBUTES_SKIPPED = frozenset(
     {"model", "parent", "locals", "globals", "verbose", "callback", "callbacks", "eval_env"}
+    # Of SB3's StopTrainingOnMaxEpisodes, made of its setting
+    | {"_total_max_episodes"}
 )
 
 
@@ -119,6 +124,8 @@ class ExactCheckpointCallback(BaseCallback):
         self._saved_at = -1
         self._evaluated = False
         self._between_updates = False
+        # Of the other callbacks, as they were when the training started
+        self._settings: dict[BaseCallback, dict[str, Any]] = {}
         self._evaluation_random_state: dict[str, Any] = {}
         self._random_state_to_restore: dict[str, Any] | None = None
         self._signal: int | None = None
@@ -140,6 +147,8 @@ class ExactCheckpointCallback(BaseCallback):
             self._log_clock.init_callback(self.model)
             root.callbacks.append(self._log_clock)
 
+        for callback in self._callbacks():
+            self._settings.setdefault(callback, callback_settings(callback))
         self._log_to_wandb(self.folder)
 
         checkpoint = newest_checkpoint(self.folder)
@@ -213,7 +222,10 @@ class ExactCheckpointCallback(BaseCallback):
             "random": get_random_state(),
             "evaluation_random": self._evaluation_random_state,
             "evaluation_envs": [get_state(env, "the evaluation environment") for env in self._evaluation_envs()],
-            "callbacks": [[type(callback).__name__, callback_state(callback)] for callback in self._callbacks()],
+            "callbacks": [
+                [type(callback).__name__, callback_state(callback, self._settings.get(callback, {}))]
+                for callback in self._callbacks()
+            ],
             "iteration": self.iteration,
             "logger": {
                 name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)}
@@ -559,8 +571,7 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     different = [
         f"{name} is {here[name]!r}, and was {there[name]!r}"
         for name in here
-        # Arrays in `policy_kwargs` cannot be compared by `!=`
-        if name in there and repr(here[name]) != repr(there[name]) and here[name] != there[name]
+        if name in there and not equal(here[name], there[name])
     ]
     if not different:
         now, then = (
@@ -615,16 +626,28 @@ def flatten(callback: BaseCallback) -> Iterator[BaseCallback]:
             yield from flatten(child)
 
 
-def callback_state(callback: BaseCallback) -> dict[str, Any]:
+def callback_state(callback: BaseCallback, settings: dict[str, Any]) -> dict[str, Any]:
     """
     :param callback: A callback
-    :return: its attributes that are numbers or made of numbers
+    :param settings: What ``callback_settings`` gave
+    :return: its attributes that are numbers or made of numbers, without settings that the training leaves as they are
     """
     return {
         name: value
         for name, value in plain_attributes(callback).items()
-        if name not in CALLBACK_ATTRIBUTES_SKIPPED and not isinstance(value, str)
+        if name not in CALLBACK_ATTRIBUTES_SKIPPED
+        and not isinstance(value, str)
+        and not (name in settings and equal(value, settings[name]))
     }
+
+
+def callback_settings(callback: BaseCallback) -> dict[str, Any]:
+    """
+    :param callback: A callback that has not been called yet
+    :return: its attributes that have the name of a parameter of its constructor
+    """
+    parameters = {name for kind in type(callback).__mro__ for name in inspect.signature(kind.__init__).parameters}  # type: ignore[misc]
+    return copy.deepcopy({name: value for name, value in plain_attributes(callback).items() if name in parameters})
 
 
 def wandb_run_id(folder: str | os.PathLike) -> str | None:

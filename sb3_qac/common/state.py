@@ -107,6 +107,19 @@ def put_attributes(obj: Any, values: dict[str, Any]) -> None:
             vars(obj)[name] = value
 
 
+def equal(one: Any, other: Any) -> bool:
+    """
+    :param one: Plain data
+    :param other: Plain data
+    :return: Whether they are equal for sure, arrays in dictionaries and tuples included
+    """
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(equal, one, other))
+    return np.array_equal(one, other)
+
+
 def get_state(obj: Any, name: str = "object") -> Any:
     """
     :param obj: Object whose state to take: plain data, or anything with such attributes, however deep
