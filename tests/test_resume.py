@@ -148,11 +148,14 @@ def test_a_progress_bar_may_come(tmp_path):
     assert_same_training(train(QA2C, one), one, train(QA2C, other, progress_bar=True), other)
 
 
-def test_a_finished_training_is_not_repeated(tmp_path):
-    first = train(QA2C, tmp_path)
+@pytest.mark.parametrize("algorithm", [QA2C, REINFORCE])
+def test_a_finished_training_is_not_repeated(algorithm, tmp_path):
+    first = train(algorithm, tmp_path)
     before = sorted(path.name for path in checkpoints_in(tmp_path / "checkpoints"))
-    again = train(QA2C, tmp_path)
+    # REINFORCE ends inside a rollout: it plays on from its newest checkpoint to the same end
+    again = train(algorithm, tmp_path)
     assert again.num_timesteps == first.num_timesteps
+    assert all(map(th.equal, first.policy.state_dict().values(), again.policy.state_dict().values()))
     assert sorted(path.name for path in checkpoints_in(tmp_path / "checkpoints")) == before
     assert json.loads((tmp_path / "checkpoints" / "run.json").read_text())["finished"]
 
@@ -196,6 +199,19 @@ def test_resume_gives_a_model_that_is_ready_to_go_on(tmp_path):
     assert all(map(th.equal, straight.policy.state_dict().values(), model.policy.state_dict().values()))
     # And from a file
     assert resume(make_model(QA2C), checkpoints_in(tmp_path)[-1]).num_timesteps == 1600
+
+
+def test_resume_warns_of_an_end_inside_a_rollout(tmp_path):
+    class StopAt100(BaseCallback):
+        def _on_step(self):
+            return self.num_timesteps < 100
+
+    # 100 is in the fourth rollout of 32 steps, and the only checkpoint that of the start
+    make_model(QA2C).learn(2000, [StopAt100(), ExactCheckpointCallback(tmp_path)])
+    with pytest.warns(UserWarning, match="ended inside a rollout, at step 100, and its newest checkpoint is of step 0"):
+        assert resume(make_model(QA2C), tmp_path).num_timesteps == 0
+    # Asked for by its name, it is what was asked for
+    assert resume(make_model(QA2C), checkpoints_in(tmp_path)[-1]).num_timesteps == 0
 
 
 def test_resume_without_a_checkpoint_says_so(tmp_path):

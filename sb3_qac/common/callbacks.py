@@ -95,8 +95,9 @@ class ExactCheckpointCallback(BaseCallback):
     counters and schedules, environments and emulators, random generators, evaluations, and the log files that were open.
     On a CPU every number after it is that of a training that was never stopped.
 
-    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end,
-    and after SIGINT or SIGTERM, which then take their course; a second one stops at once.
+    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end
+    if the training does not end inside a rollout, and after SIGINT or SIGTERM, which then take their course; a second one
+    stops at once.
 
     Evaluations draw from random generators of their own, so that they do not change the training.
 
@@ -384,7 +385,12 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _write_run_file(self, finished: bool) -> None:
         assert self.folder is not None
-        content = {"command": sys.argv, "finished": finished, "wandb": wandb_identity()}
+        content = {
+            "command": sys.argv,
+            "finished": finished,
+            "num_timesteps": self.model.num_timesteps,
+            "wandb": wandb_identity(),
+        }
         write_atomically(self.folder / "run.json", (json.dumps(content, indent=1) + "\n").encode())
 
     def _catch_signals(self) -> None:
@@ -472,7 +478,8 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
     Without it, ``model.learn(steps_to_go, reset_num_timesteps=False)`` goes on with the same numbers, but in new log files.
 
     :param model: A model that was made as the one that was trained, with environments made as its were
-    :param path: Folder of checkpoints, for the newest good one, or one of them
+    :param path: Folder of checkpoints, for the newest good one (with a warning if the training went on behind it and ended
+        inside a rollout, where there is none), or one of them
     :return: The model: parameters, optimizer, counters, environments and random generators are those of the checkpoint
     :raises CheckpointError: if there is none, it is damaged, or it is that of another training
     """
@@ -487,6 +494,13 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
     check_same_training(model, checkpoint)
     restore_model(model, checkpoint.state)
     set_random_state(checkpoint.state["random"])
+    run = read_json(path / "run.json") if path.is_dir() else {}
+    if run.get("finished") and run.get("num_timesteps", 0) > model.num_timesteps:
+        warnings.warn(
+            f"The training in {path} ended inside a rollout, at step {run['num_timesteps']}, and its newest checkpoint is of "
+            f"step {model.num_timesteps}: the model is the one of then. `learn` with ExactCheckpointCallback plays the rest.",
+            stacklevel=2,
+        )
     return model
 
 
