@@ -4,6 +4,7 @@ import itertools
 import platform
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 
 from sb3_qac import QA2C
+from sb3_qac.common.memory import keep_freed_memory
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
 
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -169,6 +171,25 @@ for repetition in range(30):
     th.ones(12_000_000)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken"),
+    [(2**40, {-3: 2**30, -1: 2**31 - 1}), (2**25, {-3: 2**25, -1: 2**31 - 1}), (0, {-1: 2**31 - 1})],
+    ids=["new", "old", "none"],
+)
+def test_each_setting_of_the_allocator_is_made_as_far_as_the_c_library_takes_it(limit, taken, monkeypatch):
+    settings = {}
+
+    def mallopt(parameter, value):
+        if parameter == -3 and value > limit:
+            return 0
+        settings[parameter] = value
+        return 1
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: types.SimpleNamespace(mallopt=mallopt))
+    assert keep_freed_memory() == (limit > 0)
+    assert settings == taken
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
