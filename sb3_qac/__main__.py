@@ -36,8 +36,9 @@ def run_zoo(command: str, arguments: Sequence[str]) -> None:
     :param command: Name of a module of RL Zoo, such as "train"
     :param arguments: Its arguments
     """
-    register()
+    # First, since registering looks in it for the run of Weights & Biases to go on with
     sys.argv = [f"rl_zoo3.{command}", *arguments]
+    register()
     runpy.run_module(f"rl_zoo3.{command}", run_name="__main__", alter_sys=True)
 
 

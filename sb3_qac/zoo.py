@@ -169,10 +169,14 @@ def _what_is_run(command: Sequence[str]) -> list[str]:
     :param command: Command line
     :return: its arguments without those that leave the numbers as they are
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-P", "--progress", action="store_true")
     parser.add_argument("--verbose")
-    return parser.parse_known_args(command[1:])[1]
+    try:
+        return parser.parse_known_args(command[1:])[1]
+    except argparse.ArgumentError:
+        # Of another program, which imports RL Zoo
+        return list(command[1:])
 
 
 def _resume_exactly(exp_manager: ModuleType) -> None:
@@ -198,30 +202,38 @@ def _resume_exactly(exp_manager: ModuleType) -> None:
         create_log_folder(self)
 
     manager_class.create_log_folder = create_or_find_log_folder
-    _resume_wandb(exp_manager)
 
 
 def _resume_wandb(exp_manager: ModuleType) -> None:
     """RL Zoo starts its run of Weights & Biases before anything else; these variables make it go on with the one that was."""
-    arguments = _zoo_arguments()
+    # The script `rl_zoo3` will take the name of its command away
+    command = sys.argv[:1] + sys.argv[2:] if sys.argv[1:2] == ["train"] else sys.argv
+    arguments = _zoo_arguments(command)
     if not arguments.track:
         return
     env_name = exp_manager.EnvironmentName(arguments.env)
-    run = unfinished_run(Path(arguments.log_folder, arguments.algo), env_name, sys.argv)
+    run = unfinished_run(Path(arguments.log_folder, arguments.algo), env_name, command)
     run_id = None if run is None else wandb_run_id(run / "checkpoints")
     if run_id is not None:
         os.environ.setdefault("WANDB_RUN_ID", run_id)
         os.environ.setdefault("WANDB_RESUME", "allow")
 
 
-def _zoo_arguments() -> argparse.Namespace:
-    """:return: those arguments of ``rl_zoo3.train`` that say where a run lies, with RL Zoo's defaults"""
-    parser = argparse.ArgumentParser(add_help=False)
+def _zoo_arguments(command: Sequence[str]) -> argparse.Namespace:
+    """
+    :param command: Command line
+    :return: those arguments of ``rl_zoo3.train`` that say where a run lies, with RL Zoo's defaults
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--algo", default="ppo")
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("-f", "--log-folder", default="logs")
     parser.add_argument("--track", action="store_true")
-    return parser.parse_known_args(sys.argv[1:])[0]
+    try:
+        return parser.parse_known_args(command[1:])[0]
+    except argparse.ArgumentError:
+        # Of another program, which imports RL Zoo
+        return parser.parse_args([])
 
 
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
@@ -231,6 +243,7 @@ def _register_in_exp_manager(exp_manager: ModuleType) -> None:
         register_minatar_envs()
         _register_presets(exp_manager)
         _resume_exactly(exp_manager)
+    _resume_wandb(exp_manager)
 
 
 def _repair_model_card(push_to_hub: ModuleType) -> None:

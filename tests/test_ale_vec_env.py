@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.wrappers import AtariPreprocessing
+from gymnasium.wrappers import AtariPreprocessing, TransformReward
 from stable_baselines3 import A2C
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
@@ -267,6 +268,13 @@ def test_environments_that_cannot_be_used_are_refused(env_id, message):
         make_ale_vec_env(env_id)
 
 
+def test_a_game_in_another_mode_is_refused(monkeypatch):
+    spec = gym.spec(PONG)
+    monkeypatch.setitem(gym.registry, "Pong2-v0", replace(spec, id="Pong2-v0", kwargs={**spec.kwargs, "mode": 1}))
+    with pytest.raises(ValueError, match="AleVecEnv has no mode, which Pong2-v0 sets"):
+        make_ale_vec_env("Pong2-v0")
+
+
 def test_misspelt_environment_is_refused_with_a_proposal():
     with pytest.raises(gym.error.NameNotFound, match="Did you mean"):
         make_ale_vec_env("PongNoFrameskp-v4")
@@ -289,6 +297,26 @@ def test_environments_of_rl_zoo_are_replaced_by_their_like(tmp_path):
 def test_environments_to_look_at_are_left_as_they_are():
     env = make_atari_env(PONG, 1, env_kwargs=dict(render_mode="rgb_array"))
     assert to_ale_vec_env(env) is env
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lost"),
+    [
+        (dict(full_action_space=True), "full_action_space=True"),
+        (dict(repeat_action_probability=0.25, difficulty=1), "repeat_action_probability=0.25, difficulty=1"),
+        (dict(max_episode_steps=1000), "TimeLimit"),
+    ],
+)
+def test_environments_that_would_lose_arguments_are_not_replaced(arguments, lost):
+    with pytest.raises(ValueError, match=f"AleVecEnv would leave out {lost} of {PONG}.*Use SB3's environments"):
+        to_ale_vec_env(make_atari_env(PONG, 1, env_kwargs=dict(render_mode=None, **arguments)))
+
+
+def test_environments_that_would_lose_a_wrapper_are_not_replaced():
+    env = make_vec_env(PONG, 1, wrapper_class=lambda env: TransformReward(AtariWrapper(env), lambda reward: 2 * reward))
+    env.render_mode = None
+    with pytest.raises(ValueError, match="AleVecEnv would leave out TransformReward of"):
+        to_ale_vec_env(env)
 
 
 def test_other_environments_cannot_be_replaced():

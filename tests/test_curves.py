@@ -70,6 +70,21 @@ def test_the_norm_is_that_before_clipping_and_the_loss_that_of_the_parts():
     assert row["train/loss"] == pytest.approx(parts)
 
 
+def test_a_training_goes_on_after_ctrl_c_in_the_middle_of_an_update():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    # QA2C logs the norm itself
+    model = QA2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), seed=0, device="cpu")
+    curves = CurvesCallback()
+    hook = model.policy.optimizer.register_step_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(100, curves)
+    hook.remove()
+    model.learn(100, curves)
+    assert curves.grad_norm == pytest.approx(model.logger.name_to_value["train/grad_norm"], rel=1e-5)
+
+
 def test_rows_are_of_the_last_update_before_they_are_written():
     _, rows = train(A2C, CurvesCallback(), ent_coef=0.1, vf_coef=0.3, log_interval=7)
     every_update = train(A2C, CurvesCallback(), ent_coef=0.1, vf_coef=0.3)[1]

@@ -16,16 +16,24 @@ import torch as th
 from filelock import FileLock
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN, PPO
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EveryNTimesteps
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    EvalCallback,
+    EveryNTimesteps,
+    StopTrainingOnMaxEpisodes,
+)
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_qac import QA2C, REINFORCE
 from sb3_qac.common import callbacks
 from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
-from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in
+from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.common.curves import CurvesCallback
-from sb3_qac.common.logs import leveldb_records
+from sb3_qac.common.env_util import make_ale_vec_env
+from sb3_qac.common.logs import leveldb_records, results_writers
 from sb3_qac.common.state import StateError
 from sb3_qac.zoo import unfinished_run
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
@@ -140,11 +148,14 @@ def test_a_progress_bar_may_come(tmp_path):
     assert_same_training(train(QA2C, one), one, train(QA2C, other, progress_bar=True), other)
 
 
-def test_a_finished_training_is_not_repeated(tmp_path):
-    first = train(QA2C, tmp_path)
+@pytest.mark.parametrize("algorithm", [QA2C, REINFORCE])
+def test_a_finished_training_is_not_repeated(algorithm, tmp_path):
+    first = train(algorithm, tmp_path)
     before = sorted(path.name for path in checkpoints_in(tmp_path / "checkpoints"))
-    again = train(QA2C, tmp_path)
+    # REINFORCE ends inside a rollout: it plays on from its newest checkpoint to the same end
+    again = train(algorithm, tmp_path)
     assert again.num_timesteps == first.num_timesteps
+    assert all(map(th.equal, first.policy.state_dict().values(), again.policy.state_dict().values()))
     assert sorted(path.name for path in checkpoints_in(tmp_path / "checkpoints")) == before
     assert json.loads((tmp_path / "checkpoints" / "run.json").read_text())["finished"]
 
@@ -190,6 +201,19 @@ def test_resume_gives_a_model_that_is_ready_to_go_on(tmp_path):
     assert resume(make_model(QA2C), checkpoints_in(tmp_path)[-1]).num_timesteps == 1600
 
 
+def test_resume_warns_of_an_end_inside_a_rollout(tmp_path):
+    class StopAt100(BaseCallback):
+        def _on_step(self):
+            return self.num_timesteps < 100
+
+    # 100 is in the fourth rollout of 32 steps, and the only checkpoint that of the start
+    make_model(QA2C).learn(2000, [StopAt100(), ExactCheckpointCallback(tmp_path)])
+    with pytest.warns(UserWarning, match="ended inside a rollout, at step 100, and its newest checkpoint is of step 0"):
+        assert resume(make_model(QA2C), tmp_path).num_timesteps == 0
+    # Asked for by its name, it is what was asked for
+    assert resume(make_model(QA2C), checkpoints_in(tmp_path)[-1]).num_timesteps == 0
+
+
 def test_resume_without_a_checkpoint_says_so(tmp_path):
     with pytest.raises(CheckpointError, match=f"There is no checkpoint in {tmp_path}"):
         resume(make_model(QA2C), tmp_path)
@@ -216,6 +240,42 @@ def test_the_checkpoint_of_another_training_is_refused(other, message, tmp_path)
         other().learn(200, ExactCheckpointCallback(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "kwargs", "message"),
+    [
+        (REINFORCE, dict(n_episodes=2), "n_episodes is 2, and was 1"),
+        (REINFORCE, dict(return_to_go=False), "return_to_go is False, and was True"),
+        (REINFORCE, dict(normalize_returns=True), "normalize_returns is True, and was False"),
+        (PPO, dict(clip_range=0.1), r"clip_range is \[0.1, 0.1\], and was \[0.2, 0.2\]"),
+        (PPO, dict(clip_range_vf=0.1), r"clip_range_vf is \[0.1, 0.1\], and was None"),
+        (PPO, dict(target_kl=0.1), "target_kl is 0.1, and was None"),
+        (A2C, dict(normalize_advantage=True), "normalize_advantage is True, and was False"),
+        (A2C, dict(use_rms_prop=False), "optimizer_class is 'Adam', and was 'RMSprop'"),
+        (A2C, dict(rms_prop_eps=0.1), "optimizer_kwargs is {.*'eps': 0.1.*}, and was {.*'eps': 1e-05.*}"),
+        (A2C, dict(policy_kwargs=dict(net_arch=[32])), r"net_arch is \[32\], and was {'pi': \[64, 64\], 'vf': \[64, 64\]}"),
+        (A2C, dict(policy_kwargs=dict(activation_fn=th.nn.ReLU)), "activation_fn is 'ReLU', and was 'Tanh'"),
+    ],
+)
+def test_a_training_with_another_setting_is_refused(algorithm, kwargs, message, tmp_path):
+    make_model(algorithm).learn(10, ExactCheckpointCallback(tmp_path))
+    with pytest.raises(CheckpointError, match=f"another training: {message}"):
+        resume(make_model(algorithm, **kwargs), tmp_path)
+
+
+def test_checkpoints_that_name_fewer_settings_are_gone_on_from(tmp_path):
+    make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
+    state = load_checkpoint(checkpoints_in(tmp_path)[-1]).state
+    for name in ("net_arch", "optimizer_class", "optimizer_kwargs"):
+        del state["training"][name]
+    save_checkpoint(tmp_path, 200, state)
+    assert resume(make_model(QA2C), tmp_path).num_timesteps == 128
+    # Other layers are seen by their parameters then
+    network = dict(policy_kwargs=dict(net_arch=[32]))
+    shape = r"the shape of mlp_extractor.policy_net.0.weight is \(32, 4\), and was \(64, 4\)"
+    with pytest.raises(CheckpointError, match=f"another training: {shape}"):
+        resume(make_model(QA2C, **network), tmp_path)
+
+
 def test_the_newest_checkpoint_of_this_training_is_named(tmp_path):
     make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path / "qa2c"))
     make_model(A2C).learn(200, ExactCheckpointCallback(tmp_path / "a2c"))
@@ -230,6 +290,85 @@ def test_other_callbacks_are_refused(tmp_path):
     make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
     with pytest.raises(CheckpointError, match=r"The callbacks are \['InterruptAt'\], but .* with \[\]"):
         make_model(QA2C).learn(200, [InterruptAt(1000), ExactCheckpointCallback(tmp_path)])
+
+
+def test_settings_of_callbacks_may_be_changed(tmp_path):
+    def make_callbacks(eval_freq, n_eval_episodes, max_episodes):
+        evaluation = EvalCallback(
+            make_vec_env("CartPole-v1", 1, seed=3), n_eval_episodes=n_eval_episodes, eval_freq=eval_freq, verbose=0
+        )
+        return [evaluation, StopTrainingOnMaxEpisodes(max_episodes), ExactCheckpointCallback(tmp_path, verbose=0)]
+
+    make_model(QA2C).learn(200, make_callbacks(1000, 1, 1000))
+    evaluation, stop, checkpoint = make_callbacks(100, 2, 5)
+    model = make_model(QA2C).learn(10_000, [evaluation, stop, checkpoint])
+    assert (evaluation.eval_freq, evaluation.n_eval_episodes, stop.max_episodes) == (100, 2, 5)
+    # 5 in each of 4 environments, those before the resume included
+    assert 20 <= stop.n_episodes < 24 and model.num_timesteps < 10_000
+
+
+class Doubling(BaseCallback):
+    """A setting that is changed by the training, as a schedule's is."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers = numbers
+
+    def _on_step(self):
+        if self.num_timesteps % 400 == 0:
+            self.numbers.append(2 * self.numbers[-1])
+        return True
+
+
+def test_settings_that_a_training_changes_go_on(tmp_path):
+    with pytest.raises(Interrupted):
+        make_model(QA2C).learn(2000, [Doubling([1]), InterruptAt(1300), ExactCheckpointCallback(tmp_path, save_freq=100)])
+    doubling = Doubling([1])
+    make_model(QA2C).learn(2000, [doubling, InterruptAt(np.inf), ExactCheckpointCallback(tmp_path, save_freq=100)])
+    assert doubling.numbers == [1, 2, 4, 8, 16, 32]
+
+
+def test_other_logs_are_refused(tmp_path):
+    def learn(formats, log_path):
+        model = make_model(QA2C)
+        model.set_logger(configure(str(tmp_path), formats))
+        evaluation = EvalCallback(make_vec_env("CartPole-v1", 1, seed=3), log_path=log_path, verbose=0)
+        try:
+            model.learn(100, [evaluation, ExactCheckpointCallback(tmp_path / "checkpoints")])
+        finally:
+            model.logger.close()
+
+    learn(["csv", "json"], tmp_path)
+    with pytest.raises(CheckpointError, match=r"0 CSV logs are open, but 1 were .*: give the logger the same outputs"):
+        learn(["log", "json"], tmp_path)
+    with pytest.raises(CheckpointError, match="3 log files are open, but 2 were"):
+        learn(["csv", "json", "log"], tmp_path)
+    with pytest.raises(CheckpointError, match=r"0 files are written by evaluations, but 1 were .*: give `EvalCallback`"):
+        learn(["csv", "json"], None)
+
+
+@pytest.mark.parametrize("repeated", [False, True], ids=["now", "in older checkpoints"])
+def test_monitor_files_of_native_environments_go_on(repeated, tmp_path, monkeypatch):
+    def learn(folder, stop=np.inf):
+        small, one_thread = dict(screen_size=21), dict(num_threads=1)
+        env = VecFrameStack(make_ale_vec_env("BreakoutNoFrameskip-v4", 2, 0, str(folder), small, one_thread), 2)
+        callback = [InterruptAt(stop), ExactCheckpointCallback(folder / "checkpoints", save_freq=200)]
+        try:
+            QA2C("MlpPolicy", env, seed=0, device="cpu").learn(800, callback)
+        finally:
+            env.close()
+
+    learn(tmp_path / "one")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(callbacks, "results_writers", lambda env, _: results_writers(env, repeated))
+        learn(tmp_path / "other", stop=500)
+    logs = load_checkpoint(checkpoints_in(tmp_path / "other" / "checkpoints")[-1]).state["logs"]
+    # Two files; SB3 puts no wrapper of its own around VecFrameStack
+    assert len(logs) == (4 if repeated else 2)
+    learn(tmp_path / "other")
+    for i in range(2):
+        monitors = [read_monitor(tmp_path / name / f"{i}.monitor.csv") for name in ("one", "other")]
+        assert monitors[0] == monitors[1] and monitors[0]
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):

@@ -1,6 +1,9 @@
 """The state of environments: taken from one, put into another of the same build, they go on alike."""
 
+import copy
+import enum
 import random
+from collections import Counter, OrderedDict, defaultdict
 
 import gymnasium as gym
 import numpy as np
@@ -182,7 +185,50 @@ def test_objects_inside_an_environment_go_on(tmp_path):
     assert (other.extra.generator.random(), other.extra.legacy.rand()) == expected
 
 
-@pytest.mark.parametrize("extra", [th.nn.ReLU().__dict__.keys(), iter([1]), {"inside": object()}])
+class Phase(enum.Enum):
+    DAY, NIGHT = 1, 2
+
+
+class Doors(enum.Flag):
+    LEFT, RIGHT = 1, 2
+
+
+@pytest.mark.parametrize(
+    ("at_the_start", "then"),
+    [
+        (Phase.DAY, Phase.NIGHT),
+        (Doors(0), Doors.LEFT | Doors.RIGHT),
+        (Counter(), Counter(a=2)),
+        (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
+        (defaultdict(list), defaultdict(list, a=[1])),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_members_of_enums_and_further_dictionaries_go_on_as_what_they_are(at_the_start, then, tmp_path):
+    env, other = ([Counting(copy.copy(at_the_start)) for _ in range(2)] for _ in range(2))
+    for one in env:
+        one.extra = then
+    vec_env, other_vec_env = (DummyVecEnv([lambda one=one: one for one in envs]) for envs in (env, other))
+    path = save_checkpoint(tmp_path, 1, {"env": get_state(vec_env)})
+    set_state(other_vec_env, load_checkpoint(path).state["env"])
+    for one in other:
+        assert one.extra == then and type(one.extra) is type(then)
+        if isinstance(then, defaultdict):
+            assert one.extra["new"] == []
+
+
+class Bag(dict):
+    """A dictionary with attributes, which are not what is in it."""
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        *(th.nn.ReLU().__dict__.keys(), iter([1]), {"inside": object()}),
+        # They would come back as lists and dictionaries of another kind
+        *(Bag(inside=object()), {"inside": defaultdict(int)}, [Counter(a=1)]),
+    ],
+)
 def test_state_that_cannot_be_seen_is_refused_with_its_place(extra):
     with pytest.raises(StateError, match=r"The state of env\.envs\[0\]\.extra.* cannot be taken.*EpisodeReplay"):
         get_state(DummyVecEnv([lambda: Counting(extra)]), "env")

@@ -4,6 +4,7 @@ import itertools
 import platform
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 
 from sb3_qac import QA2C
+from sb3_qac.common.memory import keep_freed_memory
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
 
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -143,6 +145,15 @@ def test_policies_take_it_save_it_and_predict_the_same(share_features_extractor,
         th.testing.assert_close(direct, by_predict, rtol=0, atol=1e-3)
 
 
+def test_images_that_are_not_to_be_normalised_are_not_in_rollouts_either():
+    env = FakeImageEnv(action_dim=6, screen_height=84, screen_width=84, n_channels=4, channel_first=True)
+    model = QA2C("CnnPolicy", env, policy_kwargs=dict(features_extractor_class=LeanNatureCNN, normalize_images=False))
+    obs = images(3)
+    with th.no_grad():
+        in_rollouts, by_predict = model.policy.evaluate_all_actions(obs)[1], model.policy.get_distribution(obs)
+    th.testing.assert_close(in_rollouts, by_predict.distribution.logits, rtol=0, atol=1e-5)
+
+
 def test_unknown_precision_is_refused():
     with pytest.raises(ValueError, match="'float32' or 'bfloat16', but 'float16'"):
         make(LeanNatureCNN, dtype="float16")
@@ -160,6 +171,25 @@ for repetition in range(30):
     th.ones(12_000_000)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken"),
+    [(2**40, {-3: 2**30, -1: 2**31 - 1}), (2**25, {-3: 2**25, -1: 2**31 - 1}), (0, {-1: 2**31 - 1})],
+    ids=["new", "old", "none"],
+)
+def test_each_setting_of_the_allocator_is_made_as_far_as_the_c_library_takes_it(limit, taken, monkeypatch):
+    settings = {}
+
+    def mallopt(parameter, value):
+        if parameter == -3 and value > limit:
+            return 0
+        settings[parameter] = value
+        return 1
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: types.SimpleNamespace(mallopt=mallopt))
+    assert keep_freed_memory() == (limit > 0)
+    assert settings == taken
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")

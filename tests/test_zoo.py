@@ -131,6 +131,39 @@ def test_train_without_the_hook(tmp_path):
     assert "Saving to" in python("-m", "sb3_qac", "zoo", *train, cwd=tmp_path, SB3_QAC_ZOO_HOOK="0")
 
 
+def test_train_without_the_hook_goes_on_with_its_run_of_wandb(tmp_path, monkeypatch):
+    train = [*ARGUMENTS, "--track", "--log-folder", str(tmp_path)]
+    run = tmp_path / "qa2c" / "CartPole-v1_1" / "checkpoints" / "run.json"
+    run.parent.mkdir(parents=True)
+    run.write_text(json.dumps({"command": ["train.py", *train], "finished": False, "wandb": {"id": "run-that-was"}}))
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", ["sb3_qac", "zoo", "train", *train])
+    started = []
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: started.append((name, os.environ.get("WANDB_RUN_ID"))))
+    assert main(["zoo", "train", *train]) == 0
+    assert started == [("rl_zoo3.train", "run-that-was")]
+
+    # As RL Zoo's script `rl_zoo3` starts it, with the hook
+    monkeypatch.delenv("WANDB_RUN_ID")
+    monkeypatch.setattr(sys, "argv", ["rl_zoo3", "train", *train])
+    zoo.register()
+    assert os.environ["WANDB_RUN_ID"] == "run-that-was"
+
+
+@pytest.mark.parametrize("arguments", [["-f"], ["--track=all"], ["--verbose"]])
+def test_arguments_of_other_programs_are_left_alone(arguments, tmp_path):
+    program = (
+        "import sys, pathlib, rl_zoo3.exp_manager; from sb3_qac.zoo import unfinished_run; "
+        "print(unfinished_run(pathlib.Path(), 'CartPole-v1', sys.argv))"
+    )
+    run = tmp_path / "CartPole-v1_1" / "checkpoints" / "run.json"
+    run.parent.mkdir(parents=True)
+    run.write_text(json.dumps({"command": ["other.py"], "finished": False, "wandb": None}))
+    assert python("-c", program, *arguments, cwd=tmp_path).strip() == "None"
+
+
 def test_stock_a2c_takes_the_settings_it_is_compared_with(tmp_path):
     arguments = ["--algo", "a2c", "--env", "PongNoFrameskip-v4", "--conf-file", zoo.presets("a2c"), "-params", "n_envs:2"]
     printed = python("-m", "rl_zoo3.train", *arguments, "-n", 80, "--eval-freq", -1, "--seed", 0, cwd=tmp_path)

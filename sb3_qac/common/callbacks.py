@@ -1,6 +1,8 @@
 """Exact resume: a training that was stopped at any moment goes on as if nothing had happened."""
 
 import contextlib
+import copy
+import inspect
 import json
 import os
 import signal
@@ -9,7 +11,7 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, TypeVar
@@ -47,9 +49,12 @@ from sb3_qac.common.logs import (
     sync_files,
 )
 from sb3_qac.common.state import (
+    equal,
     get_random_state,
     get_state,
     is_plain,
+    plain_attributes,
+    put_attributes,
     random_state,
     seeded_random_state,
     set_random_state,
@@ -74,6 +79,8 @@ MODEL_ATTRIBUTES = (
 # Attributes of callbacks that belong to this process, or that the user may change
 CALLBACK_ATTRIBUTES_SKIPPED = frozenset(
     {"model", "parent", "locals", "globals", "verbose", "callback", "callbacks", "eval_env"}
+    # Of SB3's StopTrainingOnMaxEpisodes, made of its setting
+    | {"_total_max_episodes"}
 )
 
 
@@ -88,8 +95,9 @@ class ExactCheckpointCallback(BaseCallback):
     counters and schedules, environments and emulators, random generators, evaluations, and the log files that were open.
     On a CPU every number after it is that of a training that was never stopped.
 
-    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end,
-    and after SIGINT or SIGTERM, which then take their course; a second one stops at once.
+    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end
+    if the training does not end inside a rollout, and after SIGINT or SIGTERM, which then take their course; a second one
+    stops at once.
 
     Evaluations draw from random generators of their own, so that they do not change the training.
 
@@ -117,6 +125,8 @@ class ExactCheckpointCallback(BaseCallback):
         self._saved_at = -1
         self._evaluated = False
         self._between_updates = False
+        # Of the other callbacks, as they were when the training started
+        self._settings: dict[BaseCallback, dict[str, Any]] = {}
         self._evaluation_random_state: dict[str, Any] = {}
         self._random_state_to_restore: dict[str, Any] | None = None
         self._signal: int | None = None
@@ -138,6 +148,8 @@ class ExactCheckpointCallback(BaseCallback):
             self._log_clock.init_callback(self.model)
             root.callbacks.append(self._log_clock)
 
+        for callback in self._callbacks():
+            self._settings.setdefault(callback, callback_settings(callback))
         self._log_to_wandb(self.folder)
 
         checkpoint = newest_checkpoint(self.folder)
@@ -211,7 +223,10 @@ class ExactCheckpointCallback(BaseCallback):
             "random": get_random_state(),
             "evaluation_random": self._evaluation_random_state,
             "evaluation_envs": [get_state(env, "the evaluation environment") for env in self._evaluation_envs()],
-            "callbacks": [[type(callback).__name__, callback_state(callback)] for callback in self._callbacks()],
+            "callbacks": [
+                [type(callback).__name__, callback_state(callback, self._settings.get(callback, {}))]
+                for callback in self._callbacks()
+            ],
             "iteration": self.iteration,
             "logger": {
                 name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)}
@@ -230,6 +245,13 @@ class ExactCheckpointCallback(BaseCallback):
         """
         restore_model(self.model, state)
         self._restore_callbacks(state["callbacks"])
+        evaluation_files = self._evaluation_files()
+        check_same_number(
+            "files are written by evaluations",
+            evaluation_files,
+            state["evaluation_files"],
+            "give `EvalCallback` a `log_path` and a `best_model_save_path` where it had them",
+        )
         for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
             set_state(env, env_state, "the evaluation environment")
         self._evaluation_random_state = state["evaluation_random"]
@@ -239,16 +261,14 @@ class ExactCheckpointCallback(BaseCallback):
         self._restore_logger(state)
         logs = self._open_logs()
         if len(logs) != len(state["logs"]):
-            raise CheckpointError(
-                f"{len(logs)} log files are open, but {len(state['logs'])} were when the checkpoint was written: "
-                "give the environments and the logger the same files."
-            )
+            logs = self._open_logs(repeated=True)
+        check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
         for file, content in zip(logs, state["logs"], strict=True):
             rewrite_log(file, zlib.decompress(content))
         for output_format in self.model.logger.output_formats:
             if isinstance(output_format, WandbOutputFormat):
                 output_format.go_on()
-        for path, content in zip(self._evaluation_files(), state["evaluation_files"], strict=True):
+        for path, content in zip(evaluation_files, state["evaluation_files"], strict=True):
             if content is None:
                 path.unlink(missing_ok=True)
             elif not path.exists() or path.read_bytes() != content:
@@ -260,7 +280,7 @@ class ExactCheckpointCallback(BaseCallback):
         if here != there:
             raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
         for callback, (_, values) in zip(callbacks, states, strict=True):
-            vars(callback).update(values)
+            put_attributes(callback, values)
 
     def _restore_logger(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
@@ -268,6 +288,7 @@ class ExactCheckpointCallback(BaseCallback):
         for name, values in state["logger"].items():
             getattr(logger, name).update(values)
         csv_formats = [f for f in logger.output_formats if isinstance(f, CSVOutputFormat)]
+        check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
         for csv_format, keys in zip(csv_formats, state["csv_keys"], strict=True):
             csv_format.keys = keys
         folders = iter(state["tensorboard"])
@@ -319,10 +340,13 @@ class ExactCheckpointCallback(BaseCallback):
                 paths.append(Path(evaluation.best_model_save_path, "best_model.zip"))
         return paths
 
-    def _open_logs(self) -> list[IO[str]]:
-        """:return: the files that monitors and the logger append to"""
+    def _open_logs(self, repeated: bool = False) -> list[IO[str]]:
+        """
+        :param repeated: Whether to list some more than once, as older checkpoints do
+        :return: the files that monitors and the logger append to
+        """
         assert self.model.env is not None
-        writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env)]
+        writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env, repeated)]
         files = [writer.file_handler for writer in writers]
         for output_format in self.model.logger.output_formats:
             if isinstance(output_format, CSVOutputFormat | JSONOutputFormat | WandbOutputFormat) or (
@@ -361,7 +385,12 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _write_run_file(self, finished: bool) -> None:
         assert self.folder is not None
-        content = {"command": sys.argv, "finished": finished, "wandb": wandb_identity()}
+        content = {
+            "command": sys.argv,
+            "finished": finished,
+            "num_timesteps": self.model.num_timesteps,
+            "wandb": wandb_identity(),
+        }
         write_atomically(self.folder / "run.json", (json.dumps(content, indent=1) + "\n").encode())
 
     def _catch_signals(self) -> None:
@@ -449,7 +478,8 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
     Without it, ``model.learn(steps_to_go, reset_num_timesteps=False)`` goes on with the same numbers, but in new log files.
 
     :param model: A model that was made as the one that was trained, with environments made as its were
-    :param path: Folder of checkpoints, for the newest good one, or one of them
+    :param path: Folder of checkpoints, for the newest good one (with a warning if the training went on behind it and ended
+        inside a rollout, where there is none), or one of them
     :return: The model: parameters, optimizer, counters, environments and random generators are those of the checkpoint
     :raises CheckpointError: if there is none, it is damaged, or it is that of another training
     """
@@ -464,6 +494,13 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
     check_same_training(model, checkpoint)
     restore_model(model, checkpoint.state)
     set_random_state(checkpoint.state["random"])
+    run = read_json(path / "run.json") if path.is_dir() else {}
+    if run.get("finished") and run.get("num_timesteps", 0) > model.num_timesteps:
+        warnings.warn(
+            f"The training in {path} ended inside a rollout, at step {run['num_timesteps']}, and its newest checkpoint is of "
+            f"step {model.num_timesteps}: the model is the one of then. `learn` with ExactCheckpointCallback plays the rest.",
+            stacklevel=2,
+        )
     return model
 
 
@@ -514,21 +551,50 @@ def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
     :param checkpoint: Checkpoint that it is to go on from
     :raises CheckpointError: if it is that of another training; the message names the newest one beside it that is of this one
     """
-    here, there = training_settings(model), checkpoint.state["training"]
-    different = [
-        f"{name} is {here.get(name)!r}, and was {there.get(name)!r}"
-        for name in {**there, **here}
-        if here.get(name) != there.get(name)
-    ]
+    different = differences(model, checkpoint.state)
     if not different:
         return
     advice = "There is none of this training in its folder: use another folder."
     for path in reversed(checkpoints_in(checkpoint.path.parent)):
         with contextlib.suppress(CheckpointError):
-            if load_checkpoint(path).state["training"] == here:
+            if not differences(model, load_checkpoint(path).state):
                 advice = f"The newest one of this training there is {path.name}."
                 break
     raise CheckpointError(f"{checkpoint.path} is of another training: {'; '.join(different)}. {advice}")
+
+
+def check_same_number(what: str, here: Sized, there: Sized, advice: str) -> None:
+    """
+    :param what: What is counted, such as "log files are open"
+    :param here: Those of this process
+    :param there: Those of the checkpoint
+    :param advice: What to do
+    :raises CheckpointError: if they are not as many
+    """
+    if len(here) != len(there):
+        raise CheckpointError(f"{len(here)} {what}, but {len(there)} were when the checkpoint was written: {advice}.")
+
+
+def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
+    """
+    :param model: Model that is to go on
+    :param state: What ``model_state`` gave
+    :return: what they do not have in common, as far as both say it: former versions of this package compared fewer settings
+    """
+    here, there = training_settings(model), state["training"]
+    different = [
+        f"{name} is {here[name]!r}, and was {there[name]!r}"
+        for name in here
+        if name in there and not equal(here[name], there[name])
+    ]
+    if not different:
+        now, then = (
+            {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            for tensors in (model.policy.state_dict(), state["policy"])
+        )
+        others = [name for name in {**then, **now} if now.get(name) != then.get(name)]
+        different = [f"the shape of {name} is {now.get(name)}, and was {then.get(name)}" for name in others]
+    return different
 
 
 def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
@@ -539,14 +605,24 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     assert model.env is not None
     spec = model.env.get_attr("spec")[0]
     names = "n_steps batch_size n_epochs gamma gae_lambda ent_coef vf_coef pg_coef baseline policy_gradient beta max_grad_norm"
+    names += " n_episodes return_to_go normalize_returns normalize_advantage target_kl"
+    schedules = {"learning_rate": model.lr_schedule}
+    schedules.update({name: getattr(model, name) for name in ("clip_range", "clip_range_vf") if hasattr(model, name)})
+    policy = model.policy._get_constructor_parameters()
     return {
         "algorithm": type(model).__name__,
         "environment": None if spec is None else spec.id,
         "n_envs": model.n_envs,
         "policy": type(model.policy).__name__,
         "seed": model.seed,
-        "learning_rate": [float(model.lr_schedule(progress)) for progress in (1.0, 0.5)],
+        **{
+            name: None if schedule is None else [float(schedule(progress)) for progress in (1.0, 0.5)]
+            for name, schedule in schedules.items()
+        },
         **{name: getattr(model, name) for name in names.split() if hasattr(model, name)},
+        # Its layers and its optimizer
+        **{name: value.__name__ for name, value in policy.items() if isinstance(value, type)},
+        **{name: value for name, value in policy.items() if is_plain(value)},
     }
 
 
@@ -564,16 +640,28 @@ def flatten(callback: BaseCallback) -> Iterator[BaseCallback]:
             yield from flatten(child)
 
 
-def callback_state(callback: BaseCallback) -> dict[str, Any]:
+def callback_state(callback: BaseCallback, settings: dict[str, Any]) -> dict[str, Any]:
     """
     :param callback: A callback
-    :return: its attributes that are numbers or made of numbers
+    :param settings: What ``callback_settings`` gave
+    :return: its attributes that are numbers or made of numbers, without settings that the training leaves as they are
     """
     return {
         name: value
-        for name, value in vars(callback).items()
-        if name not in CALLBACK_ATTRIBUTES_SKIPPED and not isinstance(value, str) and is_plain(value)
+        for name, value in plain_attributes(callback).items()
+        if name not in CALLBACK_ATTRIBUTES_SKIPPED
+        and not isinstance(value, str)
+        and not (name in settings and equal(value, settings[name]))
     }
+
+
+def callback_settings(callback: BaseCallback) -> dict[str, Any]:
+    """
+    :param callback: A callback that has not been called yet
+    :return: its attributes that have the name of a parameter of its constructor
+    """
+    parameters = {name for kind in type(callback).__mro__ for name in inspect.signature(kind.__init__).parameters}  # type: ignore[misc]
+    return copy.deepcopy({name: value for name, value in plain_attributes(callback).items() if name in parameters})
 
 
 def wandb_run_id(folder: str | os.PathLike) -> str | None:

@@ -29,8 +29,12 @@ class CurvesCallback(BaseCallback):
         self.own_rows: list[str] = []
         # Of the gradient step that is under way, by parameter
         self._squares: list[Any] = []
+        self._hooks: list[Any] = []
 
     def _on_training_start(self) -> None:
+        # Of a training that was interrupted, which has no end
+        self._on_training_end()
+        self._squares = []
         if self.last_returns is None:
             self.last_returns = np.full(self.training_env.num_envs, np.nan)
         parameters = list(self.model.policy.parameters())

@@ -3,9 +3,12 @@ import os
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 from stable_baselines3.common.atari_wrappers import (
+    AtariWrapper,
     ClipRewardEnv,
     EpisodicLifeEnv,
+    FireResetEnv,
     MaxAndSkipEnv,
     NoopResetEnv,
     StickyActionEnv,
@@ -16,12 +19,19 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
+from sb3_qac.common.wrappers import layers
 
 # gymnasium's name of each of MinAtar's games, and MinAtar's own
 MINATAR_GAMES = {
     f"MinAtar/{game.title().replace('_', '')}-v1": game
     for game in ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 }
+
+# What `make_atari_env` puts around a game, which AleVecEnv does itself
+ATARI_WRAPPERS = (
+    *(AtariWrapper, ClipRewardEnv, EpisodicLifeEnv, FireResetEnv, MaxAndSkipEnv, NoopResetEnv, StickyActionEnv, WarpFrame),
+    *(Monitor, OrderEnforcing, PassiveEnvChecker),
+)
 
 
 def register_minatar_envs() -> None:
@@ -70,16 +80,37 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
 
     :param env: Environments as RL Zoo and SB3 make them: a ``DummyVecEnv`` of ``Monitor``, then ``AtariWrapper``
     :return: An ``AleVecEnv``, or ``env`` itself where it has a render mode
-    :raises ValueError: if they are something else
+    :raises ValueError: if they are something else, or have arguments or further wrappers that would be lost
     """
     if not isinstance(env, DummyVecEnv) or unwrap_wrapper(env.envs[0], WarpFrame) is None:
         raise ValueError(f"Only a DummyVecEnv of environments in an `AtariWrapper` can be replaced, but {env} was given.")
     if env.render_mode is not None:
         return env
+    _check_replaceable(env.envs[0])
     settings, monitor_dir = _atari_wrapper_settings(env.envs[0]), _monitor_dir(env.envs[0])
     seed, n_envs, env_id = env._seeds[0], env.num_envs, env.envs[0].spec.id  # type: ignore[union-attr]
     env.close()
     return make_ale_vec_env(env_id, n_envs, seed, monitor_dir, settings, dict(render_mode=None))
+
+
+def _check_replaceable(env: gym.Env) -> None:
+    """
+    :param env: Environment in an ``AtariWrapper``
+    :raises ValueError: if it has arguments or further wrappers, which an ``AleVecEnv`` in its place would not have
+    """
+    assert env.spec is not None
+    own = gym.spec(env.spec.id).kwargs
+    lost = [
+        f"{name}={value!r}"
+        for name, value in env.spec.kwargs.items()
+        if name != "render_mode" and (name not in own or own[name] != value)
+    ]
+    lost += [type(layer).__name__ for layer in layers(env) if not isinstance(layer, ATARI_WRAPPERS)]
+    if lost:
+        raise ValueError(
+            f"AleVecEnv would leave out {', '.join(lost)} of {env.spec.id}. "
+            "Use SB3's environments, without `to_ale_vec_env`, or do without these."
+        )
 
 
 def _atari_wrapper_settings(env: gym.Env) -> dict[str, Any]:

@@ -195,13 +195,15 @@ def last_steps_of(path: Path) -> dict[str, int]:
     return steps
 
 
-def results_writers(env: VecEnv) -> Iterator[ResultsWriter]:
+def results_writers(env: VecEnv, repeated: bool = False) -> Iterator[ResultsWriter]:
     """
     :param env: Environments
+    :param repeated: Whether those of ``AleVecEnv`` come once for each wrapper too, as they do in older checkpoints
     :return: the writers of their monitor files, those of ``Monitor``, ``VecMonitor`` and ``AleVecEnv``
     """
     while True:
-        yield from getattr(env, "_results_writers", [])
+        # A wrapper has the attributes of what it wraps
+        yield from getattr(env, "_results_writers", []) if repeated else vars(env).get("_results_writers", [])
         if vars(env).get("results_writer") is not None:
             yield vars(env)["results_writer"]
         if not isinstance(env, VecEnvWrapper):

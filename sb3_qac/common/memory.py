@@ -17,4 +17,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, 2**30) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    # Older versions take 32 MiB at most
+    mapped = mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25)
+    trimmed = mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    return bool(mapped and trimmed)

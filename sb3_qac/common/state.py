@@ -9,7 +9,7 @@ import enum
 import io
 import random
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +34,6 @@ CONSTANTS = (
     types.BuiltinFunctionType,
     types.MethodType,
     type,
-    enum.Enum,
     io.IOBase,
     ResultsWriter,
     np.dtype,
@@ -77,8 +76,48 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple | deque):
         return type(value) in (list, tuple, deque) and all(is_plain(item) for item in value)
     if isinstance(value, dict):
-        return all(is_plain(key) and is_plain(item) for key, item in value.items())
+        items = (*value.keys(), *value.values())
+        return type(value) in (dict, OrderedDict) and all(is_plain(item) for item in items)
     return value is None or type(value) in (bool, int, float, str, bytes, th.Tensor) or isinstance(value, np.generic)
+
+
+def plain_attributes(obj: Any) -> dict[str, Any]:
+    """
+    :param obj: Any object
+    :return: its attributes that are plain data; of a ``Counter`` and its like, what is in it
+    """
+    attributes = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(obj).items()}
+    return {name: value for name, value in attributes.items() if is_plain(value)}
+
+
+def put_attributes(obj: Any, values: dict[str, Any]) -> None:
+    """
+    Counterpart of ``plain_attributes``.
+
+    :param obj: Object of the same build
+    :param values: What ``plain_attributes`` gave
+    """
+    for name, value in values.items():
+        current = vars(obj).get(name)
+        if isinstance(value, dict) and isinstance(current, dict) and type(current) is not dict:
+            # A `Counter` or its like stays one
+            current.clear()
+            current.update(value)
+        else:
+            vars(obj)[name] = value
+
+
+def equal(one: Any, other: Any) -> bool:
+    """
+    :param one: Plain data
+    :param other: Plain data
+    :return: Whether they are equal for sure, arrays in dictionaries and tuples included
+    """
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(equal, one, other))
+    return np.array_equal(one, other)
 
 
 def get_state(obj: Any, name: str = "object") -> Any:
@@ -123,17 +162,23 @@ def take(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     :return: Its state by name
     :raises StateError: if the object keeps its state where it cannot be seen
     """
-    if not hasattr(obj, "__dict__"):
+    # The attributes of a container, where it has some, are not what is in it
+    if not hasattr(obj, "__dict__") or isinstance(obj, dict | list | tuple | set | deque):
         raise StateError(
             f"The state of {name} ({kind_of(obj)}) cannot be taken, so this training could not be resumed exactly. "
             "Wrap the environment in `sb3_qac.common.wrappers.EpisodeReplay`, "
             "or register functions with `sb3_qac.common.state.take` and `put`."
         )
-    values = {}
+    values, plain = {}, plain_attributes(obj)
     for key, value in vars(obj).items():
         if key in SKIPPED_ATTRIBUTES or is_constant(value) or id(value) in seen:
             continue
-        if isinstance(value, list) and value and all(isinstance(item, gym.Env) for item in value):
+        if key in plain:
+            values[key] = plain[key]
+        elif isinstance(value, enum.Enum):
+            # The one member may be that of several attributes
+            values[key] = ObjectState(kind_of(value), {"member": value.value if isinstance(value, enum.Flag) else value.name})
+        elif isinstance(value, list) and value and all(isinstance(item, gym.Env) for item in value):
             values[key] = [_state_of(item, f"{name}.{key}[{i}]", seen) for i, item in enumerate(value)]
         else:
             values[key] = _state_of(value, f"{name}.{key}", seen)
@@ -146,7 +191,7 @@ def is_constant(value: Any) -> bool:
     :return: Whether it is no state: code, a file, a description
     """
     if isinstance(value, list | tuple) and value and not is_plain(value):
-        return all(is_constant(item) for item in value)
+        return all(is_constant(item) or isinstance(item, enum.Enum) for item in value)
     return isinstance(value, CONSTANTS) or type(value).__module__.partition(".")[0] in ("pygame", "logging")
 
 
@@ -162,7 +207,10 @@ def put(obj: Any, values: dict[str, Any], name: str) -> None:
     """
     for key, value in values.items():
         current, path = vars(obj).get(key), f"{name}.{key}"
-        if isinstance(value, ObjectState):
+        if isinstance(value, ObjectState) and isinstance(current, enum.Enum) and value.kind == kind_of(current):
+            member, kind = value.values["member"], type(current)
+            vars(obj)[key] = kind(member) if isinstance(current, enum.Flag) else kind[member]
+        elif isinstance(value, ObjectState):
             if current is None and value.kind == "numpy.random._generator.Generator":
                 current = vars(obj)[key] = np.random.default_rng()
             set_state(current, value, path)
@@ -172,7 +220,7 @@ def put(obj: Any, values: dict[str, Any], name: str) -> None:
             for i, (item, state) in enumerate(zip(current, value, strict=True)):
                 set_state(item, state, f"{path}[{i}]")
         else:
-            vars(obj)[key] = value
+            put_attributes(obj, {key: value})
 
 
 @take.register

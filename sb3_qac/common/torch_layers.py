@@ -20,6 +20,8 @@ class LeanNatureCNN(NatureCNN):
     the layers with 8 significant bits and changes results beyond rounding; parameters, their gradients, the features
     given back and all that follows stay in float32.
 
+    With A2C or PPO, give ``net_arch=[]`` too: SB3 leaves out the hidden layers behind ``NatureCNN`` only, not behind this one.
+
     Where the C library is glibc, making one also has the process keep freed memory (see ``keep_freed_memory``).
 
     :param observation_space: Observation space, images with channels first

@@ -5,7 +5,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.core import ActType, ObsType
 
-from sb3_qac.common.state import StateError, is_plain, put, take
+from sb3_qac.common.state import StateError, equal, plain_attributes, put, put_attributes, take
 
 
 class EpisodeReplay(gym.Wrapper):
@@ -60,7 +60,7 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
         "actions": list(obj.actions),
         "obs": obj.obs,
         # Counters that an episode does not begin anew, such as those of Monitor
-        "layers": [{key: value for key, value in vars(layer).items() if is_plain(value)} for layer in layers(obj.env)],
+        "layers": [plain_attributes(layer) for layer in layers(obj.env)],
     }
 
 
@@ -72,18 +72,10 @@ def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
     obj.reset(**values["reset_arguments"])
     for action in values["actions"]:
         obj.step(action if action.ndim else action.item())
-    if not _equal(obj.obs, values["obs"]):
+    if not equal(obj.obs, values["obs"]):
         raise StateError(
             f"The episode of {name} did not come to where it was when its actions were played again: "
             "the environment draws random numbers that are not from `np_random`, or is another version."
         )
     for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
-        vars(layer).update(attributes)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return np.array_equal(one, other)
+        put_attributes(layer, attributes)

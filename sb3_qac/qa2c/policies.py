@@ -79,7 +79,7 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         :return: The extracted features. If features extractor is not shared, returns a tuple with the
             features for the actor and the features for the critic.
         """
-        if not isinstance(self.features_extractor, LeanNatureCNN):
+        if not (isinstance(self.features_extractor, LeanNatureCNN) and self.normalize_images):
             return super().extract_features(obs, features_extractor)
         if self.share_features_extractor:
             return (features_extractor or self.features_extractor)(obs)

@@ -322,12 +322,15 @@ def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
     """
     :param spec: What gymnasium knows of the environment
     :return: Arguments of ale-py's ``AtariEnv``
-    :raises ValueError: if it is no Atari game, or skips frames itself
+    :raises ValueError: if it is no Atari game, skips frames itself, or is registered with what the games in C++ do not have
     """
     if "AtariEnv" not in str(spec.entry_point):
         raise ValueError(f"{spec.id} is not an Atari game ({spec.entry_point}). Use SB3's `make_vec_env`.")
     defaults = {"repeat_action_probability": 0.25, "full_action_space": False, "max_num_frames_per_episode": 108_000}
     game = {**defaults, **spec.kwargs}
+    unknown = [name for name in spec.kwargs if name not in (*defaults, "game", "frameskip")]
+    if unknown:
+        raise ValueError(f"AleVecEnv has no {', '.join(unknown)}, which {spec.id} sets. Use SB3's `make_atari_env`.")
     if game.get("frameskip", 4) != 1:
         raise ValueError(
             f"{spec.id} skips {game.get('frameskip', 4)} frames itself, but the preprocessing has to see every frame. "
