@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 from rliable import metrics
 
-from sb3_qac.study.diagnose import A2C_WEIGHT, ALL_ACTION
 from sb3_qac.study.records import (
+    A2C_WEIGHT,
+    ALL_ACTION,
     N_BOOTSTRAP,
     N_BOOTSTRAP_OF_RANKS,
     Difference,

@@ -27,7 +27,7 @@ from sb3_qac.common.checks import check_number
 from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, state_values
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.qa2c import QA2C
-from sb3_qac.study.records import DIAGNOSIS_FILE
+from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION, DIAGNOSIS_FILE
 from sb3_qac.study.runs import Run, StudyManager
 from sb3_qac.zoo import register
 
@@ -56,8 +56,6 @@ class Batch(NamedTuple):
 
 
 # The first is the one that the others are compared with
-ALL_ACTION = "all-action"
-A2C_WEIGHT = "sampled, return - V~ (A2C's weight)"
 ESTIMATORS: dict[str, Callable[[Batch], th.Tensor]] = {
     ALL_ACTION: lambda b: all_action_policy_loss(b.log_probs, b.q_values),
     "all-action, baseline": lambda b: all_action_policy_loss(b.log_probs, b.q_values - b.values),

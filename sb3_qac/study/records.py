@@ -25,6 +25,8 @@ CURVES = {
     "train/grad_norm": "gradient norm",
 }
 CURVES_FILE, DIAGNOSIS_FILE = "curves.csv", "diagnosis.json"
+# Of the estimators in a diagnosis, those that are told of in a report
+ALL_ACTION, A2C_WEIGHT = "all-action", "sampled, return - V~ (A2C's weight)"
 # As in rliable's own examples, where a test of ranks is a thousand times slower than a mean
 N_BOOTSTRAP, N_BOOTSTRAP_OF_RANKS = 10_000, 2_000
 

@@ -97,9 +97,9 @@ class Run:
 def check_same_run(run: Run) -> None:
     """
     :param run: A run
-    :raises ValueError: if there is one with other settings in its folder
+    :raises ValueError: if there is one with other settings in its folder, unless it failed, maybe because of them
     """
-    kept = read_json(Path(run.folder, "run.json"))
+    kept = {} if Path(run.folder, "error.txt").is_file() else read_json(Path(run.folder, "run.json"))
     # As they are in the file
     settings = json.loads(json.dumps(asdict(run)))
     different = [
