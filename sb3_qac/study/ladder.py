@@ -23,6 +23,7 @@ from sb3_qac.zoo import register
 SOLVED = 475.0
 N_STEPS_OF_VARIANCE = 20_000
 PAGE = "ladder"
+OF_DQN = " DQN's sampled actions are greedy but for those that its exploration, at that moment, chooses at random."
 
 
 def noise_of_run(folder: Path) -> dict[str, float] | None:
@@ -164,6 +165,7 @@ def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         "the policy's last layer in the middle of the training, the trace of its covariance over its squared expectation, for "
         "an update from 1,000 steps. Steps to solve and noise / signal are medians over all seeds: what was never solved, or "
         "where the expectation cannot be told from 0, counts as infinite, and a median that is infinite is a dash."
+        + ("" if settings["deterministic"] or "dqn" not in groups else OF_DQN)
     )
     yield ""
     yield from table(groups, noise)
