@@ -15,6 +15,7 @@ from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.study.diagnose import settings_of
+from sb3_qac.study.runs import save_for_playing
 from sb3_qac.zoo import register
 
 
@@ -25,7 +26,6 @@ def keep_agent(folder: Path, target: Path) -> Path:
     name = run.env_id.replace("/", "-")
     model = ALGOS[run.algo].load(folder / f"{name}.zip", device="cpu")
     model.tensorboard_log = None
-    model.policy.optimizer.state.clear()
     extractor = model.policy.features_extractor
     if isinstance(extractor, LeanNatureCNN) and extractor.dtype == th.bfloat16:
         # The first layer is divided by 255 before it is rounded
@@ -35,7 +35,7 @@ def keep_agent(folder: Path, target: Path) -> Path:
     shutil.copytree(
         folder / name, kept.with_suffix(""), dirs_exist_ok=True, ignore=shutil.ignore_patterns("args.yml", "command.txt")
     )
-    model.save(kept, exclude=["_last_obs", "_last_original_obs", "ep_info_buffer", "ep_success_buffer"])
+    save_for_playing(model, kept)
     return kept
 
 
