@@ -64,12 +64,13 @@ def record_videos(
 
 
 @contextlib.contextmanager
-def player_env(run: Run, folder: Path, scratch: Path) -> Iterator[tuple[VecEnv, Path]]:
+def player_env(run: Run, folder: Path, scratch: Path, n_envs: int = 1) -> Iterator[tuple[VecEnv, Path]]:
     """
     :param run: Settings of a run
     :param folder: Its folder
     :param scratch: Folder for what has to be written
-    :return: within it, one environment as in the run's evaluations, which can be looked at, and the final agent's file
+    :param n_envs: How many environments
+    :return: within it, environments as in the run's evaluations, which can be looked at, and the final agent's file
     :raises ValueError: if there is no agent
     """
     with contextlib.redirect_stdout(io.StringIO()):
@@ -82,7 +83,7 @@ def player_env(run: Run, folder: Path, scratch: Path) -> Iterator[tuple[VecEnv, 
         # For the statistics of normalised observations, which lie beside the agent
         manager.trained_agent = str(agent)
         manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": "rgb_array"}
-        env = manager.create_envs(1, eval_env=True, no_log=True)
+        env = manager.create_envs(n_envs, eval_env=True, no_log=True)
     try:
         yield env, agent
     finally:
