@@ -50,6 +50,7 @@ def test_the_page_has_each_rung_in_its_order(tmp_path):
     assert (tmp_path / "ladder.png").stat().st_size > 10_000 and "<table>" in (tmp_path / "ladder.html").read_text()
     noise = noise_of_run(Path(runs[1].folder))
     assert noise is not None and noise["variance"] > 0
+    assert f"| {noise['variance']:.2g} |" in next(line for line in text.splitlines() if line.startswith("| task1"))
     assert noise_of_run(Path(runs[0].folder)) is None
 
 
@@ -68,4 +69,4 @@ def test_solved_means_an_evaluation_at_the_threshold(tmp_path):
         (folder / "run.json").write_text(json.dumps(settings))
         np.savez(folder / "evaluations.npz", timesteps=[1000, 2000], results=returns)
     # 475, 475 and 474 at the end: variance 1/3, over 3 seeds. After 2,000 steps, 1,000 and never: the median is 2,000
-    assert "| 3 | 474.7 +/- 0.3 | 2 of 3 | 2,000 | - |" in write_page(tmp_path).read_text()
+    assert "| 3 | 474.7 +/- 0.3 | 2 of 3 | 2,000 | - | - |" in write_page(tmp_path).read_text()

@@ -83,18 +83,22 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
     :param noise: What ``noise_of_run`` gives for each
     :return: lines of a Markdown table
     """
-    yield "| rung | the actor maximises | what is new | seeds | last evaluation | solved | steps to solve | noise / signal |"
-    yield "|---|---|---|---|---|---|---|---|"
+    columns = ["rung", "the actor maximises", "what is new", "seeds", "last evaluation", "solved", "steps to solve"]
+    columns += ["variance", "noise / signal"]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
     for name, records in groups.items():
         rung = RUNGS[name]
         lasts = np.array([record.means[-1] for record in records if len(record.means)])
         solved = [record.steps_to(SOLVED) for record in records]
         n_solved = sum(steps is not None for steps in solved)
-        ratios = [x["noise_to_signal"] if x["noise_to_signal"] > 0 else None for x in noise[name] if x is not None]
+        measured = [x for x in noise[name] if x is not None]
+        variances = [x["variance"] for x in measured]
+        ratios = [x["noise_to_signal"] if x["noise_to_signal"] > 0 else None for x in measured]
         last = f"{lasts.mean():.1f} +/- {standard_error(lasts):.1f}" if len(lasts) else "-"
         yield (
             f"| {name} | `{rung.formula}` | {rung.change} | {len(records)} | {last} | {n_solved} of {len(records)} "
-            f"| {_median(solved, ',.0f')} | {_median(ratios, '.2g')} |"
+            f"| {_median(solved, ',.0f')} | {_median(variances, '.2g')} | {_median(ratios, '.2g')} |"
         )
 
 
@@ -127,6 +131,8 @@ def draw(groups: dict[str, list[Record]], path: Path) -> None:
         panel.set_title(name, fontsize="medium")
         panel.set_ylim(0, 520)
         panel.xaxis.set_major_formatter(EngFormatter())
+    figure.supxlabel("environment steps", fontsize="medium")
+    figure.supylabel("mean return of an evaluation: each seed, and the mean over seeds", fontsize="medium")
     save_figure(figure, path)
 
 
@@ -161,10 +167,11 @@ def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         "pi(a), Q(a) and V are of the state s_t; G_t is the discounted return to the end of the episode, R_t the n-step "
         "return, V~ = sum_a pi(a) Q(a). Weights are constants to the gradient. "
         f"An evaluation is {settings['n_eval_episodes']} episodes with {actions} actions; the last one is given as the mean "
-        f"over seeds and its standard error. Solved: an evaluation of {SOLVED:g} or more. Noise / signal: of the gradient of "
-        "the policy's last layer in the middle of the training, the trace of its covariance over its squared expectation, for "
-        "an update from 1,000 steps. Steps to solve and noise / signal are medians over all seeds: what was never solved, or "
-        "where the expectation cannot be told from 0, counts as infinite, and a median that is infinite is a dash."
+        f"over seeds and its standard error. Solved: an evaluation of {SOLVED:g} or more. Variance: of the gradient of the "
+        "policy's last layer in the middle of the training, the trace of its covariance, for an update from 1,000 steps. It "
+        "has the scale of what weights ln pi; noise / signal, the same over the squared expectation, has none. Steps to "
+        "solve, variance and noise / signal are medians over all seeds: what was never solved, or where the expectation "
+        "cannot be told from 0, counts as infinite, and a median that is infinite is a dash."
         + ("" if settings["deterministic"] or "dqn" not in groups else OF_DQN)
     )
     yield ""
