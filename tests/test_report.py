@@ -178,6 +178,13 @@ def test_one_seed_gives_no_interval(tmp_path):
     assert "One seed gives no interval." in markdown(tmp_path, load_study(tmp_path), None)
 
 
+def test_a_single_group_is_not_compared(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path, "task1", seed, [[1, 2]])
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "interquartile mean" in text and "none is corrected" not in text and "\n\n\n" not in text
+
+
 def test_a_folder_without_a_study_is_refused(tmp_path):
     result = subprocess.run([sys.executable, "-m", "sb3_qac", "report", str(tmp_path)], capture_output=True, text=True)
     assert result.returncode == 1 and "There is no run of a study in" in result.stderr and "Traceback" not in result.stderr

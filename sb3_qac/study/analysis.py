@@ -70,10 +70,11 @@ def statistics(groups: Groups) -> Iterator[str]:
             f"| {group} | {values.mean():.2f} | {estimates[group][0]:.2f} | {low:.2f} to {high:.2f} "
             f"| {np.std(values, ddof=1):.2f} |"
         )
-    yield ""
-    yield from improvements(scores)
-    yield ""
-    yield "Every interval here stands for itself: none is corrected for their number."
+    if len(scores) > 1:
+        yield ""
+        yield from improvements(scores)
+        yield ""
+        yield "Every interval here stands for itself: none is corrected for their number."
     if n_seeds < 5:
         yield ""
         yield f"An interval over {n_seeds} seeds says little: the bootstrap can only draw these {n_seeds} again."
