@@ -19,7 +19,8 @@ from sb3_qac.study.diagnose import settings_of
 from sb3_qac.study.video import player_env
 from sb3_qac.zoo import register
 
-SEED = 12345
+# Other episodes than in training, and others for each run, so that their luck is not that of all seeds of a study
+FIRST_SEED, N_ENVS = 12345, 50
 
 
 def main() -> None:
@@ -33,11 +34,12 @@ def main() -> None:
     for folder in args.runs:
         run = settings_of(folder)
         line = {"env": run.env_id, "run": folder.name, "episodes": args.episodes}
-        with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch), n_envs=50) as (env, agent):
+        seed = FIRST_SEED + N_ENVS * run.seed
+        with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch), n_envs=N_ENVS) as (env, agent):
             model = ALGOS[run.algo].load(agent, device="cpu")
             for name, deterministic in {"sampled": False, "greedy": True}.items():
-                set_random_seed(SEED)
-                env.seed(SEED)
+                set_random_seed(seed)
+                env.seed(seed)
                 returns, _ = evaluate_policy(model, env, args.episodes, deterministic, return_episode_rewards=True)
                 line[name] = round(float(np.mean(returns)), 4)
                 line[f"{name}_error"] = round(float(np.std(returns, ddof=1)) / args.episodes**0.5, 4)
