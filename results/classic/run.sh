@@ -16,6 +16,9 @@ for seed in 0 1 2; do
     echo "cartpole_seed-$seed --env CartPole-v1 --seed $seed"
     echo "cartpole_beta-0_seed-$seed --env CartPole-v1 --seed $seed -params beta:0.0"
     echo "acrobot_seed-$seed --env Acrobot-v1 --seed $seed"
+    # The preset until commit 0411407
+    echo "cartpole_lin-7e-4_seed-$seed --env CartPole-v1 --seed $seed -params learning_rate:'lin_7e-4'"
+    echo "cartpole_lin-7e-4_beta-0_seed-$seed --env CartPole-v1 --seed $seed -params learning_rate:'lin_7e-4' beta:0.0"
     # Tried and not taken
     others="learning_rate:'lin_2e-3' ent_coef:0.01"
     echo "acrobot_lin-2e-3_seed-$seed --env Acrobot-v1 --seed $seed -params $others beta:1.0"
