@@ -16,6 +16,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import set_random_seed
 
 from sb3_qac.study.diagnose import settings_of
+from sb3_qac.study.records import standard_error
 from sb3_qac.study.video import player_env
 from sb3_qac.zoo import register
 
@@ -42,7 +43,7 @@ def main() -> None:
                 env.seed(seed)
                 returns, _ = evaluate_policy(model, env, args.episodes, deterministic, return_episode_rewards=True)
                 line[name] = round(float(np.mean(returns)), 4)
-                line[f"{name}_error"] = round(float(np.std(returns, ddof=1)) / args.episodes**0.5, 4)
+                line[f"{name}_error"] = round(standard_error(np.array(returns)), 4)
         print(json.dumps(line), flush=True)
 
 

@@ -83,10 +83,11 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
     :param noise: What ``noise_of_run`` gives for each
     :return: lines of a Markdown table
     """
-    columns = ["rung", "the actor maximises", "what is new", "seeds", "last evaluation", "solved", "steps to solve"]
-    columns += ["variance", "noise / signal"]
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
+    yield (
+        "| rung | the actor maximises | what is new | seeds | last evaluation | solved | steps to solve "
+        "| variance | noise / signal |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
     for name, records in groups.items():
         rung = RUNGS[name]
         lasts = np.array([record.means[-1] for record in records if len(record.means)])
