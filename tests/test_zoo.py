@@ -285,8 +285,7 @@ def test_misspelt_environment_is_answered_with_the_closest(tmp_path):
 def test_cartpole_through_the_zoo_reaches_475_in_90_seconds(tmp_path):
     """
     The preset as it stands, on one fixed seed; 475 is gymnasium's mark of solved, an untrained policy gets some 20. The
-    seconds are those of one core, so that waiting for other tests does not count, up to the first evaluation that reached it,
-    as its share of the steps: a busy neighbour makes the same work up to twice as long.
+    seconds are those of one core, so that other tests beside it do not count.
     """
     evaluate = ["--eval-freq", 100_000, "--eval-episodes", 10, "--n-eval-envs", 5, "--num-threads", 1]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -296,8 +295,7 @@ def test_cartpole_through_the_zoo_reaches_475_in_90_seconds(tmp_path):
     evaluations = np.load(tmp_path / "logs" / "qa2c" / "CartPole-v1_1" / "evaluations.npz")
     assert evaluations["timesteps"][-1] == PRESETS["CartPole-v1"]["n_timesteps"]
     assert evaluations["results"][-1].mean() >= 475
-    reached = evaluations["timesteps"][evaluations["results"].mean(axis=1) >= 475][0]
-    assert seconds * reached / evaluations["timesteps"][-1] < 90
+    assert seconds < 90
 
 
 def test_native_environments_are_one_key_away(tmp_path):
