@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.study import analysis
 from sb3_qac.study.analysis import paragraphs
@@ -56,6 +57,16 @@ def test_groups_hold_their_seeds_in_order(study):
     }
     assert groups["a2c"][0].curves["rollout/ep_rew_mean"].to_dict() == {500: 1.5, 1000: 2.5}
     assert groups["a2c"][0].curves["train/entropy_loss"].to_dict() == {1000: -0.5}
+
+
+def test_ppos_policy_loss_is_drawn_as_that_of_the_others(tmp_path):
+    """SB3's PPO logs it by another name."""
+    run = write_run(tmp_path, "ppo", 0, [[1, 2]], curves=False)
+    writer = TensorBoardOutputFormat(str(run / "tensorboard" / "PPO_1"))
+    writer.write({"train/policy_gradient_loss": -0.25}, {"train/policy_gradient_loss": ()}, step=100)
+    writer.close()
+    (record,) = load_study(tmp_path)["Game-v0"]["ppo"]
+    assert record.curves["train/policy_loss"].to_dict() == {100: -0.25}
 
 
 def test_the_mean_is_over_the_episodes_of_all_seeds_with_its_standard_error(study):

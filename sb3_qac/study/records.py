@@ -24,6 +24,8 @@ CURVES = {
     "train/policy_loss": "policy loss",
     "train/grad_norm": "gradient norm",
 }
+# Other names of theirs: that of PPO
+SYNONYMS = {"train/policy_gradient_loss": "train/policy_loss"}
 CURVES_FILE, DIAGNOSIS_FILE = "curves.csv", "diagnosis.json"
 # Of the estimators in a diagnosis, those that are told of in a report
 ALL_ACTION, A2C_WEIGHT = "all-action", "sampled, return - V~ (A2C's weight)"
@@ -159,9 +161,10 @@ def load_curves(folder: Path) -> dict[str, pd.Series]:
     for events in sorted({path.parent for path in folder.glob("tensorboard/**/events.out.tfevents.*")}):
         accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
         accumulator.Reload()
-        for tag in (tag for tag in CURVES if tag in accumulator.Tags()["scalars"]):
-            scalars = accumulator.Scalars(tag)
-            curves[tag] = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
+        tags = {SYNONYMS.get(tag, tag): tag for tag in accumulator.Tags()["scalars"]}
+        for name in (name for name in CURVES if name in tags):
+            scalars = accumulator.Scalars(tags[name])
+            curves[name] = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
     if curves:
         pd.DataFrame(curves).rename_axis("step").to_csv(kept, float_format="%.5g")
     if kept.is_file():
