@@ -24,7 +24,7 @@ CURVES = {
     "train/policy_loss": "policy loss",
     "train/grad_norm": "gradient norm",
 }
-# Other names of theirs: that of PPO
+# What SB3's PPO calls one of them
 SYNONYMS = {"train/policy_gradient_loss": "train/policy_loss"}
 CURVES_FILE, DIAGNOSIS_FILE = "curves.csv", "diagnosis.json"
 # Of the estimators in a diagnosis, those that are told of in a report
