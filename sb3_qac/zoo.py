@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
-from sb3_qac.common.env_util import register_minatar_envs
+from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
 from sb3_qac.qa2c import QA2C
 from sb3_qac.reinforce import REINFORCE

@@ -15,7 +15,7 @@ import optuna
 import pytest
 import yaml
 
-from sb3_qac import QA2C, REINFORCE, zoo
+from sb3_qac import QA2C, REINFORCE, commands, zoo
 from sb3_qac.__main__ import main
 
 PRESETS = yaml.safe_load(zoo.presets("qa2c").read_text())
@@ -193,6 +193,10 @@ def test_doctor_says_that_the_hook_is_missing(monkeypatch, capsys):
 def test_presets_command_prints_the_file_of_the_comparison(capsys):
     assert main(["presets", "a2c"]) == 0
     assert "PongNoFrameskip-v4" in yaml.safe_load(Path(capsys.readouterr().out.strip()).read_text())
+
+
+def test_presets_command_knows_every_algorithm():
+    assert commands.presets.PRESETS == (*zoo.ALGORITHMS, "a2c")
 
 
 def test_registering_twice_is_harmless_and_another_class_is_an_error():

@@ -1,0 +1,35 @@
+"""``python -m sb3_qac zoo``: RL Zoo's commands, with QA2C registered."""
+
+import argparse
+import runpy
+import sys
+from typing import Any
+
+ZOO_COMMANDS = ("train", "enjoy", "record_video", "push_to_hub", "load_from_hub")
+
+
+def add_parser(commands: Any) -> None:
+    """:param commands: Where to add the command"""
+    zoo = commands.add_parser(
+        "zoo",
+        help="run a command of RL Zoo that knows QA2C, also where the start-up hook is off",
+        description="Runs `python -m rl_zoo3.COMMAND ARGUMENTS` with QA2C registered, also where the start-up hook is off.",
+        epilog="Example: python -m sb3_qac zoo train --algo qa2c --env CartPole-v1 --progress",
+    )
+    zoo.add_argument("zoo_command", choices=ZOO_COMMANDS, metavar="COMMAND", help=", ".join(ZOO_COMMANDS))
+    zoo.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="see `zoo COMMAND --help`")
+    zoo.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    :param args: Command line
+    :return: Exit code
+    """
+    from sb3_qac.zoo import register
+
+    # First, since registering looks in it for the run of Weights & Biases to resume
+    sys.argv = [f"rl_zoo3.{args.zoo_command}", *args.arguments]
+    register()
+    runpy.run_module(f"rl_zoo3.{args.zoo_command}", run_name="__main__", alter_sys=True)
+    return 0
