@@ -11,8 +11,8 @@ from stable_baselines3 import A2C, PPO
 
 from sb3_qac import QA2C, REINFORCE
 from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS
+from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.ladder import _median, gradients_of_updates, noise_of_run, write_page
-from sb3_qac.study.study import make_grid, run_study
 
 SMALL = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
 

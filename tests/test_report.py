@@ -10,8 +10,9 @@ from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.study import analysis
 from sb3_qac.study.analysis import paragraphs
-from sb3_qac.study.records import common_evaluations, difference, load_study, pooled, standard_error
+from sb3_qac.study.loading import load_study
 from sb3_qac.study.report import _styles, markdown, table, write_report
+from sb3_qac.study.statistics import common_evaluations, difference, pooled, standard_error
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,11 @@ from sb3_qac.common.checkpoints import checkpoints_in, read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.study.catalogue import STUDIES
-from sb3_qac.study.runs import Run, SnapshotCallback, StudyManager, config_of, has_visible_state, train_run, whole_games
-from sb3_qac.study.study import make_grid, run_study, status_table
+from sb3_qac.study.grid import make_grid, run_study, status_table
+from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, whole_games
+from sb3_qac.study.run import Run
+from sb3_qac.study.snapshots import SnapshotCallback
+from sb3_qac.study.train import train_run
 from sb3_qac.zoo import presets
 
 SMALL = dict(n_timesteps=2000, eval_freq=800, n_eval_episodes=3, wandb="disabled", device="cpu")

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     :return: Exit code, 1 if a run failed
     """
     from sb3_qac.common.checkpoints import read_json
-    from sb3_qac.study.study import check_ray_address, run_study
+    from sb3_qac.study.grid import check_ray_address, run_study
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
@@ -107,7 +107,7 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     :param folder: Folder of the study
     :return: its runs
     """
-    from sb3_qac.study.study import make_grid
+    from sb3_qac.study.grid import make_grid
 
     given = {name: value for name, value in vars(args).items() if value is not None}
     asked = argparse.Namespace(**{**vars(study_of(args.env)), **given})

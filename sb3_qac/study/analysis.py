@@ -7,17 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from rliable import metrics
 
-from sb3_qac.study.records import (
-    A2C_WEIGHT,
-    ALL_ACTION,
+from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION, Groups, Record
+from sb3_qac.study.statistics import (
     N_BOOTSTRAP,
     N_BOOTSTRAP_OF_RANKS,
     Difference,
-    Groups,
-    Record,
     bootstrap,
     common_evaluations,
     difference,
@@ -213,11 +209,7 @@ def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
             f"{_resolved([x['critic'] for x in points], 'slope', 0.5)}."
         )
     entropies = {
-        group: [
-            -_end(record.curves["train/entropy_loss"])
-            for record in records
-            if record.finished and "train/entropy_loss" in record.curves
-        ]
+        group: [record.figures["entropy"] for record in records if record.finished and "entropy" in record.figures]
         for group, records in groups.items()
     }
     told = [f"{np.mean(values):.2f} for {group}" for group, values in entropies.items() if values]
@@ -256,10 +248,6 @@ def _which(groups: Groups) -> str:
 
 def _counts(groups: Groups) -> list[str]:
     return [f"{len(records)} of {group}" for group, records in groups.items()]
-
-
-def _end(curve: pd.Series) -> float:
-    return float(curve.iloc[-max(len(curve) // 10, 1) :].mean())
 
 
 def _verdict(found: Difference, unit: str = "") -> str:

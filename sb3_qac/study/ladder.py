@@ -13,10 +13,16 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 
+from sb3_qac.study.callbacks import NoCallback
 from sb3_qac.study.catalogue import RUNGS
-from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, normalize_as, points_of, settings_of
-from sb3_qac.study.records import Record, load_study, pooled, standard_error
+from sb3_qac.study.diagnose import GradientMoments
+from sb3_qac.study.loading import load_study
+from sb3_qac.study.manager import environments_of
+from sb3_qac.study.records import Record
 from sb3_qac.study.report import save_figure, write_markdown
+from sb3_qac.study.run import read_run
+from sb3_qac.study.snapshots import normalize_as, points_of
+from sb3_qac.study.statistics import pooled, standard_error
 from sb3_qac.zoo import register
 
 # gymnasium's threshold for CartPole-v1
@@ -36,7 +42,7 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
         without snapshots
     """
     register()
-    run = settings_of(folder)
+    run = read_run(folder)
     snapshots = points_of(sorted((folder / "snapshots").glob("*.zip")), 3)
     if not issubclass(ALGOS[run.algo], OnPolicyAlgorithm) or len(snapshots) < 3:
         return None

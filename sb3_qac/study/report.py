@@ -9,7 +9,9 @@ import pandas as pd
 
 from sb3_qac.study.analysis import A2C, BETA_1, PUBLISHED, TASK_1, TASK_2, over_environments, paragraphs, statistics
 from sb3_qac.study.diagnose import tables as diagnosis_tables
-from sb3_qac.study.records import CURVES, Groups, Record, load_study, pooled, standard_error
+from sb3_qac.study.loading import load_study
+from sb3_qac.study.records import CURVES, Groups, Record
+from sb3_qac.study.statistics import pooled, standard_error
 
 # Tasks 1 and 2 may lie upon each other, to the last bit
 STYLES = ("-", "--", ":", "-.")
@@ -136,8 +138,8 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
         if goal is not None:
             reached, hours = record.steps_to(goal), record.hours_to(goal)
             cells += ["not reached", "-"] if hours is None else [f"{reached:,}", f"{hours:.2g}"]
-        training = record.curves.get("rollout/ep_rew_mean")
-        cells += ["-" if training is None else f"{training.iloc[-1]:.2f}", f"{record.steps_per_second:,.0f}"]
+        training = record.figures.get("training_return")
+        cells += ["-" if training is None else f"{training:.2f}", f"{record.steps_per_second:,.0f}"]
         yield f"| {' | '.join(cells)} |"
 
 

@@ -22,7 +22,8 @@ from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
 from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
-from sb3_qac.study.runs import Run, check_same_run, train_run
+from sb3_qac.study.run import Run, check_same_run
+from sb3_qac.study.train import train_run
 from sb3_qac.zoo import register
 
 # How often a run is tried again after the loss of its machine, and for how many seconds one may write its last checkpoint
