@@ -12,8 +12,8 @@ def add_parser(commands: Any) -> None:
         "pack",
         help="write the data of a study as a few small files, for a repository",
         description="Writes runs.csv (a row for each run), evaluations.csv.gz (a row for each episode), curves.csv.gz "
-        "(thinned), and diagnosis.json (if there are diagnoses). `report` reads them as it reads the folders of the runs. Studies in "
-        "folders of the study are packed with it, as its parts: `report results/pong/PART --output FOLDER` reads one.",
+        "(thinned), and diagnosis.json (if there are diagnoses). `report` reads them as it reads the folders of the runs. "
+        "Studies in folders of the study are packed as its parts: `report results/pong/PART --output FOLDER` reads one.",
         epilog="Example: python -m sb3_qac pack studies/pong --output results/pong",
     )
     pack.add_argument("folder", type=Path, metavar="STUDY", help="folder of the study")

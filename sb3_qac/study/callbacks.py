@@ -33,10 +33,10 @@ class StopOnReturn(BaseCallback):
 
 class StatusCallback(BaseCallback):
     """
-    Keeps a file up to date that says how far a training is.
+    Keeps the status of a training in a file.
 
     :param path: JSON file
-    :param evaluation: Evaluation whose last result to tell
+    :param evaluation: Evaluation whose last result is in it
     """
 
     def __init__(self, path: Path, evaluation: EvalCallback) -> None:
@@ -44,7 +44,7 @@ class StatusCallback(BaseCallback):
         self.path, self.evaluation = path, evaluation
 
     def _on_training_start(self) -> None:
-        # Here, since a checkpoint that was gone on from has brought back the attributes of callbacks as they were
+        # Here, since a resume restores the attributes that callbacks had
         self.first_step = self.model.num_timesteps
         self.before = read_json(self.path).get("seconds", 0.0) if self.first_step else 0.0
         self.start = self.written = time.monotonic()

@@ -1,6 +1,6 @@
 """
-What estimates of the policy gradient are worth, measured on one model and the same rollouts: how much they scatter, where
-they point, what they cost. And what the critic knows that all of them but one rest on.
+Estimators of the policy gradient, measured on one model and the same rollouts: their variance, direction and cost. And how
+well the critic predicts the differences between actions.
 """
 
 import json
@@ -170,7 +170,7 @@ def gradient_of(model: QA2C, loss: th.Tensor) -> th.Tensor:
 
 def judge_critic(q_values: np.ndarray, probs: np.ndarray, actions: np.ndarray, returns: np.ndarray) -> dict[str, float]:
     """
-    Compare a critic with what came of the actions that were taken.
+    Compare a critic with the returns of the actions that were taken.
 
     Its advantages have a slope, ``E[f (G - V~)] / E[f A]`` with ``f = A(s, a)``: 1 where the critic is right about what an
     action is worth beside the others, 0 where its advantages say nothing. For improbable actions, those with less than half

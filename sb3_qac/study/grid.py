@@ -1,4 +1,4 @@
-"""A study: a grid of trainings, run until each is finished, however often it has to be started."""
+"""A grid of trainings: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
 
 import importlib.util
 import itertools
@@ -21,7 +21,7 @@ from rl_zoo3.utils import ALGOS
 from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
-from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
+from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.train import train_run
 from sb3_qac.zoo import register
@@ -37,7 +37,7 @@ def make_grid(
 ) -> list[Run]:
     """
     :param env: Environment, or a short name of one or several
-    :param groups: Names of algorithms in RL Zoo, and of tasks
+    :param groups: Algorithms: names of RL Zoo, or rungs of the ladder
     :param seeds: Seeds of each
     :param folder: Folder of the study. With several environments, each has a folder in it.
     :param config: YAML file with hyperparameters for all; None for each algorithm's own
@@ -49,6 +49,7 @@ def make_grid(
     env_ids = study_of(env).env_ids
     for env_id in env_ids:
         _check_env(env_id)
+    groups = [field_name(group) for group in groups]
     unknown = [group for group in groups if group not in TASKS and group not in ALGOS]
     if unknown:
         raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *sorted(ALGOS)])}.")
@@ -62,6 +63,8 @@ def make_grid(
     runs = []
     for env_id, group, seed in itertools.product(env_ids, groups, seeds):
         algo, hyperparams = TASKS.get(group, (group, {}))
+        # Under the document's name, so that it is found again
+        group = DOCUMENT_NAMES.get(group, group)
         name = f"{group}_seed-{seed}"
         run_folder = folder / name if len(env_ids) == 1 else folder / env_id.replace("/", "-") / name
         runs.append(Run(name, group, algo, env_id, seed, str(run_folder), hyperparams, config, **settings))
@@ -79,7 +82,7 @@ def _check_env(env_id: str) -> None:
 
 def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:
     """
-    Run what is not finished, with a live table. After Ctrl-C the same call goes on.
+    Train all runs that are not finished, with a live table. After Ctrl-C the same call resumes them.
 
     :param runs: Runs of the study
     :param jobs: How many at once on this machine, each in a process of its own
@@ -105,7 +108,7 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
 
 def run_here(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]:
     """
-    :param runs: Runs to train, or to go on with
+    :param runs: Runs to train or to resume
     :param jobs: How many at once
     :return: each run in its turn, and what went wrong, if something did
     """
@@ -119,7 +122,7 @@ def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | N
     """
     Ray decides where each runs. A run whose machine or process is lost is tried again elsewhere, from its last checkpoint.
 
-    :param runs: Runs to train, or to go on with
+    :param runs: Runs to train or to resume
     :param address: Address of a Ray cluster
     :return: each run as it ends, and what went wrong, if something did
     :raises ConnectionError: if there is no cluster
@@ -176,7 +179,7 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
     n_finished = sum(bool(status.get("finished")) for status in statuses.values())
     several = len({run.env_id for run in runs}) > 1
     caption = f"{n_finished} of {len(runs)} finished"
-    names = {run.folder: f"{run.env_id} {run.name}" if several else run.name for run in runs}
+    names = {run.folder: f"{run.env_id} {field_name(run.name)}" if several else field_name(run.name) for run in runs}
     table = Table(caption=caption)
     table.add_column("run", min_width=max(map(len, names.values())))
     for heading in ("state", "steps", "steps/s", "time left", "last evaluation"):

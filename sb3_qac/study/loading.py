@@ -12,6 +12,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_qac.common.checkpoints import read_json
+from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.pack import find_pack, load_pack
 from sb3_qac.study.records import CURVES, Groups, Record
 
@@ -26,7 +27,7 @@ class ConfigLoader(yaml.SafeLoader):
 
 ConfigLoader.add_constructor(
     "tag:yaml.org,2002:python/object/apply:collections.OrderedDict",
-    lambda loader, node: dict(loader.construct_sequence(node, deep=True)[0]),
+    lambda loader, node: dict(loader.construct_sequence(node, deep=True)[0]),  # type: ignore[arg-type]
 )
 
 
@@ -114,6 +115,7 @@ def load_run(folder: Path) -> Record:
         evaluations = np.load(folder / "evaluations.npz")
         timesteps, returns, lengths = evaluations["timesteps"], evaluations["results"], evaluations.get("ep_lengths")
     settings = json.loads((folder / "run.json").read_text())
+    settings |= {name: field_name(settings[name]) for name in ("name", "group")}
     config = folder / settings["env_id"].replace("/", "-") / "config.yml"
     if config.is_file():
         settings["resolved_hyperparams"] = yaml.load(config.read_text(), ConfigLoader)

@@ -175,7 +175,9 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
     # Numbers and strings of Python, and None where there is none
     rows = [{name: None if pd.isna(x) else x for name, x in row.items()} for row in runs.astype(object).to_dict("records")]
     return [
-        _record_of(row, folder, evaluations.get(row["run"]), curves.get(row["run"]), diagnoses.get(row["run"], []))
+        _record_of(
+            row, folder, evaluations.get(str(row["run"])), curves.get(str(row["run"])), diagnoses.get(str(row["run"]), [])
+        )
         for row in rows
     ]
 

@@ -15,10 +15,10 @@ MAY_CHANGE = ("folder", "n_threads", "device", "wandb")
 @dataclass(frozen=True)
 class Run:
     """
-    What one training of a study is.
+    Settings of one training of a study.
 
     :param name: Its name, such as "task2_seed-100"
-    :param group: What it is a replicate of, such as "task2"
+    :param group: Algorithm and variant, such as "task2" (the documents' name of all-action-baseline)
     :param algo: Algorithm, by its name in RL Zoo
     :param env_id: Environment
     :param seed: Seed
@@ -78,7 +78,7 @@ def check_same_run(run: Run) -> None:
     if different:
         raise ValueError(
             f"There is a run with other settings in {run.folder}: {'; '.join(different)}. "
-            "Give the same ones to go on with it, or another folder with `--output`."
+            "Give the same settings to resume it, or another folder with `--output`."
         )
 
 
@@ -93,7 +93,7 @@ def read_run(folder: Path) -> Run:
     """
     :param folder: Folder of a run
     :return: its settings
-    :raises ValueError: if there is none, or the file with its hyperparameters is gone
+    :raises ValueError: if there is no run, or its file with hyperparameters is missing
     """
     settings = read_json(folder / "run.json")
     if not settings:

@@ -27,8 +27,7 @@ from sb3_qac.zoo import register
 
 def train_run(run: Run) -> str | None:
     """
-    Train, or go on with, one run of a study. Where another process is at it, wait for that one to end: a run that came to
-    its end is not run again.
+    Train or resume one run of a study. If another process trains it, wait for that one. A finished run is not repeated.
 
     :param run: The run
     :return: None, or what went wrong; it is in the run's ``error.txt`` as well
