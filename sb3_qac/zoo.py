@@ -246,21 +246,10 @@ def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     _resume_wandb(exp_manager)
 
 
-def _repair_model_card(push_to_hub: ModuleType) -> None:
-    """
-    Not ours, but without it ``rl_zoo3.push_to_hub`` ends in an ImportError for every algorithm: RL Zoo 2.9.2 asks for
-    ``generate_metadata``, which its dependency sb3-team-hf-integration 3.2 calls ``_generate_metadata`` and no longer
-    returns as a dict. See https://github.com/huggingface/huggingface_sb3/issues/54
-    """
-    if not hasattr(push_to_hub, "generate_metadata"):
-        push_to_hub.generate_metadata = lambda *args: push_to_hub._generate_metadata(*args).to_dict()  # type: ignore[attr-defined]
-
-
 PLACES: dict[str, Callable[[ModuleType], None]] = {
     "rl_zoo3.utils": _register_algorithms,
     "rl_zoo3.hyperparams_opt": _register_search_space,
     "rl_zoo3.exp_manager": _register_in_exp_manager,
-    "huggingface_sb3.push_to_hub": _repair_model_card,
 }
 
 

@@ -11,8 +11,8 @@ Off switch: the environment variable ``SB3_QAC_ZOO_HOOK=0``.
 import os
 import sys
 
-# The modules of RL Zoo, and of its link to the Hugging Face hub, that sb3_qac.zoo registers in, each right after it was run
-ZOO_MODULES = ("rl_zoo3.utils", "rl_zoo3.hyperparams_opt", "rl_zoo3.exp_manager", "huggingface_sb3.push_to_hub")
+# The modules of RL Zoo that sb3_qac.zoo registers in, each right after it was run
+ZOO_MODULES = ("rl_zoo3.utils", "rl_zoo3.hyperparams_opt", "rl_zoo3.exp_manager")
 
 
 class ZooFinder:

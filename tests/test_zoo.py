@@ -1,5 +1,6 @@
 """RL Zoo as its users run it: the literal commands, in processes of their own, in the environment the tests run in."""
 
+import importlib
 import json
 import os
 import resource
@@ -85,8 +86,8 @@ def test_agent_goes_to_the_hub_and_comes_back(trained, tmp_path, monkeypatch):
             uploaded.append((repo_id, folder_path))
 
     def call(command, *arguments):
-        monkeypatch.setattr(sys, "argv", [command, *ARGUMENTS, *map(str, arguments)])
-        runpy.run_module(f"rl_zoo3.{command}", run_name="__main__", alter_sys=True)
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        assert main(["zoo", command, *ARGUMENTS, *map(str, arguments)]) == 0
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Folder)
     call("push_to_hub", "-f", trained / "logs", "-orga", "someone", "--no-render")
@@ -101,6 +102,24 @@ def test_agent_goes_to_the_hub_and_comes_back(trained, tmp_path, monkeypatch):
     call("load_from_hub", "-f", "came_back", "-orga", "someone")
     model = rl_zoo3.ALGOS["qa2c"].load(tmp_path / "came_back" / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip")
     assert type(model) is QA2C
+
+
+@pytest.mark.parametrize(("installed", "repaired"), [("3.2", True), ("3.3", False)])
+def test_hubs_module_is_repaired_in_the_versions_that_are_broken_only(installed, repaired, monkeypatch):
+    hub = importlib.import_module("huggingface_sb3.push_to_hub")
+    versions = {**commands.zoo.BROKEN_TOGETHER, "sb3-team-hf-integration": installed}
+    monkeypatch.setattr(commands.zoo, "version", versions.__getitem__)
+    monkeypatch.setattr(hub, "generate_metadata", None, raising=False)
+    monkeypatch.delattr(hub, "generate_metadata")
+    commands.zoo.repair_push_to_hub()
+    assert hasattr(hub, "generate_metadata") == repaired
+
+
+def test_a_process_that_imports_rl_zoo_finds_the_hubs_module_as_it_is(tmp_path):
+    program = (
+        "import sys, rl_zoo3.exp_manager; print(hasattr(sys.modules['huggingface_sb3.push_to_hub'], 'generate_metadata'))"
+    )
+    assert python("-c", program, cwd=tmp_path).strip() == "False"
 
 
 def test_wandb_tracks_offline(trained):
