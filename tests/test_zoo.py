@@ -235,6 +235,61 @@ def test_registering_twice_is_harmless_and_another_class_is_an_error():
     assert utils.ALGOS["qa2c"] is dict
 
 
+def fake_zoo():
+    """:return: RL Zoo's three modules, with what registering needs and no more, by name"""
+
+    class ExperimentManager:
+        def __init__(self, args, algo, config=None): ...
+
+        def create_log_folder(self): ...
+
+    modules = {name: types.ModuleType(name) for name in zoo.PLACES}
+    modules["rl_zoo3.utils"].ALGOS = {}
+    modules["rl_zoo3.hyperparams_opt"].HYPERPARAMS_SAMPLER = {}
+    modules["rl_zoo3.hyperparams_opt"].HYPERPARAMS_CONVERTER = {}
+    modules["rl_zoo3.exp_manager"].ExperimentManager = ExperimentManager
+    return modules
+
+
+@pytest.mark.parametrize(
+    ("module", "spoil", "message"),
+    [
+        ("utils", lambda utils: setattr(utils, "ALGOS", ()), "a dict `ALGOS` in rl_zoo3.utils"),
+        ("hyperparams_opt", lambda opt: delattr(opt, "HYPERPARAMS_SAMPLER"), "a dict `HYPERPARAMS_SAMPLER`"),
+        ("hyperparams_opt", lambda opt: delattr(opt, "HYPERPARAMS_CONVERTER"), "a dict `HYPERPARAMS_CONVERTER`"),
+        ("exp_manager", lambda module: delattr(module, "ExperimentManager"), "a class `ExperimentManager`"),
+        (
+            "exp_manager",
+            lambda module: setattr(module.ExperimentManager, "__init__", lambda self, args, config=None: None),
+            "a parameter `algo`",
+        ),
+        (
+            "exp_manager",
+            lambda module: setattr(module.ExperimentManager, "__init__", lambda self, args, algo: None),
+            "a parameter `config`",
+        ),
+        ("exp_manager", lambda module: delattr(module.ExperimentManager, "create_log_folder"), "`create_log_folder`"),
+    ],
+)
+def test_another_rl_zoo_is_refused_with_the_assumption_that_does_not_hold(module, spoil, message, monkeypatch):
+    monkeypatch.setattr("sb3_qac.common.checks.version", lambda package: f"99 of {package}")
+    for fake in fake_zoo().values():
+        zoo.register_in(fake)
+    modules = fake_zoo()
+    spoil(modules[f"rl_zoo3.{module}"])
+    with pytest.raises(RuntimeError, match=rf"rl_zoo3 99 of rl_zoo3 is installed.*{message}.*rl_zoo3>=2.9.2,<2.10.*HOOK=0"):
+        zoo.register_in(modules[f"rl_zoo3.{module}"])
+
+
+def test_zoo_command_ends_with_the_reason_where_nothing_can_be_registered(monkeypatch):
+    import rl_zoo3.exp_manager
+
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.delattr(rl_zoo3.exp_manager.ExperimentManager, "create_log_folder")
+    with pytest.raises(SystemExit, match=r"zoo: rl_zoo3 2.*create_log_folder"):
+        main(["zoo", "train", *ARGUMENTS])
+
+
 def entries(algo):
     """:return: environments with settings of their own, each with its number of steps"""
     presets = yaml.safe_load(zoo.presets(algo).read_text())

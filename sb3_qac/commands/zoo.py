@@ -34,7 +34,10 @@ def run(args: argparse.Namespace) -> int:
 
     # First, since registering looks in it for the run of Weights & Biases to resume
     sys.argv = [f"rl_zoo3.{args.zoo_command}", *args.arguments]
-    register()
+    try:
+        register()
+    except (RuntimeError, ValueError) as error:
+        sys.exit(f"zoo: {error}")
     if args.zoo_command == "push_to_hub":
         repair_push_to_hub()
     runpy.run_module(f"rl_zoo3.{args.zoo_command}", run_name="__main__", alter_sys=True)

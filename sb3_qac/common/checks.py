@@ -1,6 +1,10 @@
-"""Checks of what the user passes: each error names the value given, what is allowed, and what to do."""
+"""
+Checks of what the user passes: each error names the value given, what is allowed, and what to do. And of what other packages
+are inside, where they are used from the inside.
+"""
 
 import math
+from importlib.metadata import version
 from typing import Any
 
 from gymnasium import spaces
@@ -78,3 +82,15 @@ def check_finite(terms: dict[str, float]) -> None:
             "Lower `learning_rate`, or normalise observations and rewards (`VecNormalize`); to see whether "
             "the environment sends NaN or infinity, wrap it with `VecCheckNan(env, raise_exception=True)`."
         )
+
+
+def check_package(package: str, holds: bool, assumption: str, cure: str) -> None:
+    """
+    :param package: Name of an installed package
+    :param holds: Whether it is inside as it has to be
+    :param assumption: What it has to be like, for the message
+    :param cure: What to do if it is not
+    :raises RuntimeError: if it is not
+    """
+    if not holds:
+        raise RuntimeError(f"{package} {version(package)} is installed, but sb3_qac needs {assumption}. {cure}")
