@@ -148,11 +148,23 @@ def test_episodes_that_do_not_end_do_not_hang():
     assert model.learn(50).num_timesteps == 50
 
 
-@pytest.mark.parametrize("argument", [{"n_episodes": 0}, {"gamma": 1.1}, {"ent_coef": -1.0}, {"max_grad_norm": -1.0}])
+@pytest.mark.parametrize(
+    "argument", [{"n_episodes": 0}, {"n_episodes": 1.5}, {"gamma": 1.1}, {"ent_coef": -1.0}, {"max_grad_norm": -1.0}]
+)
 def test_what_cannot_be_used_is_refused(argument):
     (name,) = argument
     with pytest.raises(ValueError, match=f"`{name}`"):
         REINFORCE("MlpPolicy", "CartPole-v1", **argument)
+
+
+@pytest.mark.parametrize("no_limit", [None, float("inf")])
+def test_gradients_are_not_clipped_without_a_limit(no_limit):
+    kwargs = dict(seed=0, device="cpu")
+    weights = [
+        REINFORCE("MlpPolicy", make_vec_env(Corridor, 2), max_grad_norm=limit, **kwargs).learn(30).policy.action_net.weight
+        for limit in (no_limit, 1e9, 1e-3)
+    ]
+    assert th.equal(weights[0], weights[1]) and not th.equal(weights[0], weights[2])
 
 
 def test_rl_zoo_trains_it_with_its_preset(tmp_path):

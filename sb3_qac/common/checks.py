@@ -4,6 +4,7 @@ are inside, where they are used from the inside.
 """
 
 import math
+import numbers
 from importlib.metadata import version
 from typing import Any
 
@@ -67,6 +68,29 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
     if not allowed:
         limits = f"at least {minimum:g}" if maximum == math.inf else f"between {minimum:g} and {maximum:g}"
         raise ValueError(f"`{name}` must be a finite number, {limits}, but {value!r} was given.")
+
+
+def check_integer(name: str, value: Any, minimum: int) -> None:
+    """
+    :param name: Name of the parameter, for the message
+    :param value: Value given
+    :param minimum: Smallest value allowed
+    :raises ValueError: if it is no integer, Python's or NumPy's, of at least that
+    """
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"`{name}` must be an integer, at least {minimum}, but {value!r} was given.")
+
+
+def check_max_grad_norm(value: Any) -> float:
+    """
+    :param value: Value given
+    :return: the limit of the gradient's norm, infinity where None, for no clipping, was given
+    :raises ValueError: if it is no limit
+    """
+    if value is None or value == math.inf:
+        return math.inf
+    check_number("max_grad_norm", value)
+    return value
 
 
 def check_finite(terms: dict[str, float]) -> None:

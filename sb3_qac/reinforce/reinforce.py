@@ -1,4 +1,3 @@
-import math
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,7 +11,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.common.checks import check_finite, check_number
+from sb3_qac.common.checks import check_finite, check_integer, check_max_grad_norm, check_number
 from sb3_qac.common.returns import discounted_returns
 
 SelfREINFORCE = TypeVar("SelfREINFORCE", bound="REINFORCE")
@@ -62,7 +61,7 @@ class REINFORCE(OnPolicyAlgorithm):
     :param normalize_returns: Whether to shift and scale the weights w_t of an update to mean 0 and standard deviation 1
     :param ent_coef: Entropy coefficient for the loss calculation
     :param vf_coef: Value function coefficient for the loss calculation
-    :param max_grad_norm: The maximum value for the gradient clipping
+    :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
@@ -94,7 +93,7 @@ class REINFORCE(OnPolicyAlgorithm):
         normalize_returns: bool = False,
         ent_coef: float = 0.0,
         vf_coef: float = 0.5,
-        max_grad_norm: float = math.inf,
+        max_grad_norm: float | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -113,7 +112,7 @@ class REINFORCE(OnPolicyAlgorithm):
             gae_lambda=1.0,
             ent_coef=ent_coef,
             vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
             use_sde=False,
             sde_sample_freq=-1,
             stats_window_size=stats_window_size,
@@ -135,12 +134,11 @@ class REINFORCE(OnPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        check_number("n_episodes", self.n_episodes, minimum=1)
+        check_integer("n_episodes", self.n_episodes, minimum=1)
         check_number("gamma", self.gamma, maximum=1)
         for name in ("ent_coef", "vf_coef"):
             check_number(name, getattr(self, name))
-        if self.max_grad_norm != math.inf:
-            check_number("max_grad_norm", self.max_grad_norm)
+        self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         super()._setup_model()
 
     def _excluded_save_params(self) -> list[str]:
