@@ -83,6 +83,19 @@ def test_long_episodes_are_not_crowded_out_by_short_ones():
         assert (episodes.observations == 0).sum() == 2
 
 
+def test_logged_episodes_are_those_of_the_update_and_all_steps_count():
+    lengths = iter([(2,), (10,)])
+    env = make_vec_env(lambda: Corridor(next(lengths)), 2)
+    model = REINFORCE("MlpPolicy", env, n_episodes=2, gamma=1.0, device="cpu")
+    episodes = collect(model)
+    # While the second environment plays twice 10 steps, the first one ends ten episodes of 2 steps
+    assert [info["l"] for info in model.ep_info_buffer] == [2, 2, 10, 10]
+    first_returns = [1 + 2, 1 + 2, sum(range(1, 11)), sum(range(1, 11))]
+    assert [info["r"] for info in model.ep_info_buffer] == first_returns
+    assert len(episodes.returns) == sum(info["l"] for info in model.ep_info_buffer) == 24
+    assert model.num_timesteps == 2 * 20
+
+
 @pytest.mark.parametrize("baseline", [False, True])
 def test_the_gradient_is_that_of_the_formula(baseline):
     model = REINFORCE(

@@ -47,7 +47,9 @@ class REINFORCE(OnPolicyAlgorithm):
 
     Nothing is bootstrapped: G_t is made of the rewards of the episode alone, an episode cut by a time limit ends there.
     Every environment contributes the same number of whole episodes to an update: were it the first that end, short
-    episodes would count too much. Environments that are done wait, and all are reset before the next rollout.
+    episodes would count too much. A ``VecEnv`` steps all environments at once, so one that has played its episodes is
+    stepped on until the others have too. Those steps count as environment steps (``num_timesteps``), as they are taken,
+    but neither in the update nor in ``rollout/ep_rew_mean`` and ``ep_len_mean``. All are reset before the next rollout.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy): SB3's, of which V serves as baseline
     :param env: The environment to learn from (if registered in Gym, can be str). Its episodes have to end.
@@ -169,6 +171,7 @@ class REINFORCE(OnPolicyAlgorithm):
         while np.any(n_done < self.n_episodes):
             if self.num_timesteps >= self._total_timesteps:
                 return False
+            playing = n_done < self.n_episodes
             obs = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
             with th.no_grad():
                 step_actions = self.policy(obs)[0]
@@ -179,13 +182,13 @@ class REINFORCE(OnPolicyAlgorithm):
             callback.update_locals({**locals(), "rewards": step_rewards, "dones": step_dones})
             if not callback.on_step():
                 return False
-            self._update_info_buffer(infos, step_dones)
+            self._update_info_buffer([infos[i] for i in np.flatnonzero(playing)], step_dones[playing])
 
             observations.append(obs)
             actions.append(step_actions)
             rewards.append(step_rewards)
             dones.append(step_dones)
-            played.append(n_done < self.n_episodes)
+            played.append(playing)
             n_done += step_dones
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = step_dones
