@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import ale_py.vector_env
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -110,6 +111,20 @@ def test_a_model_trained_on_one_loads_on_the_other(algorithm, tmp_path):
     for here, there in ((stock, ours), (ours, stock)):
         algorithm("CnnPolicy", here, seed=0).learn(20).save(tmp_path / "model")
         algorithm.load(tmp_path / "model", env=there).learn(20)
+
+
+@pytest.mark.parametrize("change", ["argument", "method"])
+def test_another_ale_py_is_refused_with_the_assumption_that_does_not_hold(change, monkeypatch):
+    class OtherArguments(ale_py.vector_env.AtariVectorEnv):
+        def __init__(self, game, num_envs, *, noops=0): ...
+
+    if change == "argument":
+        monkeypatch.setattr(ale_py.vector_env, "AtariVectorEnv", OtherArguments)
+    else:
+        monkeypatch.delattr(ale_py.vector_env.AtariVectorEnv, "recv")
+    what = {"argument": ".*noop_max.*", "method": "recv"}[change]
+    with pytest.raises(RuntimeError, match=rf"ale-py 0.12.* needs {what} of its `AtariVectorEnv`.*<0.13.*make_atari_env"):
+        AleVecEnv(PONG)
 
 
 def play(env, n_steps, seed=0):
