@@ -18,12 +18,12 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
-from sb3_qac.common.wrappers import layers
+from sb3_qac.common.wrappers import NewGameOnReset, layers
 
 # What `make_atari_env` puts around a game, which AleVecEnv does itself
 ATARI_WRAPPERS = (
     *(AtariWrapper, ClipRewardEnv, EpisodicLifeEnv, FireResetEnv, MaxAndSkipEnv, NoopResetEnv, StickyActionEnv, WarpFrame),
-    *(Monitor, OrderEnforcing, PassiveEnvChecker),
+    *(Monitor, NewGameOnReset, OrderEnforcing, PassiveEnvChecker),
 )
 
 
