@@ -6,7 +6,7 @@ SEED ?= 0
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := setup.py startup tests sb3_qac results
+SOURCES := setup.py startup tests sb3_qac
 
 .PHONY: help train test test-slow lint type format clean
 

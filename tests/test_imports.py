@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "sb3_qac"
-COMMANDS = ("zoo", "doctor", "benchmark", "study", "report", "pack", "diagnose", "evaluate", "export", "video", "presets")
+COMMANDS = (
+    "zoo",
+    "doctor",
+    "benchmark",
+    "study",
+    "report",
+    "pack",
+    "diagnose",
+    "evaluate",
+    "export",
+    "video",
+    "references",
+    "presets",
+)
 # A module may import those on floors below its own
 FLOORS = [
     {
@@ -31,7 +44,14 @@ FLOORS = [
     {"sb3_qac.reinforce"},
     {"sb3_qac"},
     {"sb3_qac.zoo"},
-    {"sb3_qac.doctor", "sb3_qac.study.benchmark", "sb3_qac.study.catalogue", "sb3_qac.study.records", "sb3_qac.study.run"},
+    {
+        "sb3_qac.doctor",
+        "sb3_qac.study.benchmark",
+        "sb3_qac.study.catalogue",
+        "sb3_qac.study.records",
+        "sb3_qac.study.references",
+        "sb3_qac.study.run",
+    },
     {"sb3_qac.study.callbacks", "sb3_qac.study.snapshots", "sb3_qac.study.statistics"},
     {"sb3_qac.study.analysis", "sb3_qac.study.manager", "sb3_qac.study.pack"},
     {"sb3_qac.study.agents", "sb3_qac.study.loading", "sb3_qac.study.train"},

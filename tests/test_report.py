@@ -5,13 +5,14 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.study import analysis
 from sb3_qac.study.analysis import paragraphs
 from sb3_qac.study.loading import load_study
-from sb3_qac.study.report import _panels, _styles, markdown, table, write_report
+from sb3_qac.study.report import _panels, _styles, markdown, median_curve, table, write_report
 from sb3_qac.study.statistics import common_evaluations, difference, pooled, standard_error
 
 
@@ -286,6 +287,13 @@ def test_what_beta_changes_is_computed(study):
     assert (
         "**beta-loo against a2c.**" in text and "beta-loo returns 24.00 and a2c 15.50" in text and "it is +4.25 (95 %" in text
     )
+
+
+def test_the_median_of_curves_with_other_steps_is_in_the_order_of_steps():
+    curves = [pd.Series([0.0, 4.0], index=[100, 300]), pd.Series([2.0, 4.0, 6.0], index=[150, 250, 350])]
+    # At 150 and 250 the first is at 1 and 3, at 300 the second at 5; outside its steps a curve does not count
+    assert median_curve(curves).to_dict() == {100: 0.0, 150: 1.5, 250: 3.5, 300: 4.5, 350: 6.0}
+    assert list(median_curve(curves).index) == [100, 150, 250, 300, 350]
 
 
 def test_a_group_looks_the_same_beside_whatever_it_is_drawn():

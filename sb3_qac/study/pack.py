@@ -62,7 +62,7 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
     pd.DataFrame(rows).to_csv(output / RUNS_FILE, index=False, lineterminator="\n")
     tables = {
         EVALUATIONS_FILE: ([evaluations_of(record) for record in records if len(record.timesteps)], None),
-        CURVES_FILE: ([thinned(record) for record in records if record.curves], "%.4g"),
+        CURVES_FILE: ([thinned(record) for record in records if record.curves], "%.5g"),
     }
     for name, (of_runs, float_format) in tables.items():
         (output / name).unlink(missing_ok=True)
@@ -100,8 +100,12 @@ def row_of(record: Record, study: str) -> dict[str, Any]:
     if settings.get("config"):
         # Where it was is of no use elsewhere
         settings["config"] = Path(settings["config"]).name
-    row |= {name: json.dumps(settings.pop(name, None)) for name in ("versions", "machine")}
-    return {**row, "settings": json.dumps(settings)}
+    row |= {name: _json(settings.pop(name, None)) for name in ("versions", "machine")}
+    return {**row, "settings": _json(settings)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def command_of(settings: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ STOPPED = (
     " A thin line that ends in a dot is a run that stopped when it reached its return. From there on, its last evaluation "
     "enters the mean. Such runs are compared by the steps to that return: their last evaluation was selected for its return."
 )
-N_COLORS = 64
+N_COLORS = 96
 
 
 def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
@@ -92,16 +92,17 @@ def draw_curves(envs: dict[str, Groups], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     # One environment has two rows of panels, each of several a row of its own
-    n_rows, n_columns = (2, 3) if len(envs) == 1 else (len(envs), 6)
-    figure, panels = plt.subplots(
-        n_rows, n_columns, figsize=(13, 7) if len(envs) == 1 else (19, 2.6 * n_rows), layout="constrained", squeeze=False
-    )
-    for row, (env_id, groups) in zip(panels.reshape(len(envs), 6), envs.items(), strict=True):
+    n_rows, n_columns, size = (2, 3, (13, 7)) if len(envs) == 1 else (len(envs), 6, (15, 2.2 * len(envs)))
+    figure, panels = plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False)
+    for i, (row, (env_id, groups)) in enumerate(zip(panels.reshape(len(envs), 6), envs.items(), strict=True)):
         for panel, (tag, title) in zip(row, CURVES.items(), strict=True):
             _draw_curve(panel, tag, groups)
-            panel.set_title(title if len(envs) == 1 else f"{env_id}: {title}", fontsize="medium")
+            if i == 0:
+                panel.set_title(title, fontsize="medium")
+        if len(envs) > 1:
+            row[0].set_ylabel(env_id)
         if row[0].get_legend_handles_labels()[0]:
-            row[0].legend()
+            row[0].legend(fontsize="small")
     for panel in panels[-1]:
         panel.set_xlabel("environment steps")
     save_figure(figure, path)
@@ -115,13 +116,21 @@ def _draw_curve(panel: Any, tag: str, groups: Groups) -> None:
         for curve in curves:
             panel.plot(curve.index, curve, **style, linewidth=0.7, alpha=0.3)
         if curves:
-            middle = pd.concat(curves, axis=1).interpolate("index", limit_area="inside").median(axis=1)
+            middle = median_curve(curves)
             panel.plot(middle.index, middle, **style, linewidth=1.5, label=group)
     if tag == "train/explained_variance":
         # It has no lower bound, and single updates far below 0 would hide the rest
         panel.set_ylim(max(panel.get_ylim()[0], -1.1), 1.1)
     panel.xaxis.set_major_formatter(EngFormatter())
     panel.grid(alpha=0.3)
+
+
+def median_curve(curves: Sequence[pd.Series]) -> pd.Series:
+    """
+    :param curves: The same row of the log of several runs, indexed by steps that may differ
+    :return: their median, at all steps; each is interpolated between its own
+    """
+    return pd.concat(curves, axis=1).sort_index().interpolate("index", limit_area="inside").median(axis=1)
 
 
 def _smooth(curve: pd.Series) -> pd.Series:
@@ -137,8 +146,10 @@ def save_figure(figure: Any, path: Path) -> None:
     from PIL import Image
 
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    Image.open(buffer).convert("RGB").quantize(N_COLORS, dither=Image.Dither.NONE).save(f"{path}.png", optimize=True)
+    figure.savefig(buffer, format="png", dpi=85)
+    # This method keeps the colours of thin lines
+    image = Image.open(buffer).convert("RGB").quantize(N_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image.save(f"{path}.png", optimize=True)
     with plt.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(f"{path}.svg", metadata={"Date": None})
     plt.close(figure)
@@ -237,6 +248,7 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
             "gradient, mean relative distance to it on the same rollout, milliseconds for one gradient. Second table: the "
             "critic against the discounted returns G that followed. Standard errors are over blocks of rollouts and over "
             "environments.",
+            "",
         ]
     for record in diagnosed:
         lines += [f"{record.name}:", "", *diagnosis_tables(record.diagnosis), ""]
