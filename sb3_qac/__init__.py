@@ -6,6 +6,7 @@ from pathlib import Path
 import gymnasium as gym
 
 from sb3_qac.qa2c import QA2C
+from sb3_qac.qppo import QPPO
 from sb3_qac.reinforce import REINFORCE
 
 __version__ = (Path(__file__).parent / "version.txt").read_text().strip()
@@ -16,4 +17,4 @@ with contextlib.suppress(ImportError):
 
     gym.register_envs(ale_py)
 
-__all__ = ["QA2C", "REINFORCE", "__version__"]
+__all__ = ["QA2C", "QPPO", "REINFORCE", "__version__"]

@@ -1,8 +1,10 @@
 """Checks of what the user passes: each error names the value given, what is allowed, and what to do."""
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 
@@ -63,6 +65,43 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
     if not allowed:
         limits = f"at least {minimum:g}" if maximum == math.inf else f"between {minimum:g} and {maximum:g}"
         raise ValueError(f"`{name}` must be a finite number, {limits}, but {value!r} was given.")
+
+
+def check_integer(name: str, value: Any, minimum: int = 1) -> None:
+    """
+    :param name: Name of the parameter, for the message
+    :param value: Value given
+    :param minimum: Smallest value allowed
+    :raises ValueError: if it is no integer, or a smaller one
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise ValueError(f"`{name}` must be an integer, at least {minimum}, but {value!r} was given.")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """
+    :param name: Name of the parameter, for the message
+    :param value: Value given
+    :param choices: Values allowed
+    :raises ValueError: if it is none of them
+    """
+    if value not in choices:
+        allowed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
+        raise ValueError(f"`{name}` must be {allowed}, but {value!r} was given.")
+
+
+def check_policy_class(policy_class: type, base_class: type, aliases: Iterable[str]) -> None:
+    """
+    :param policy_class: Class of the policy
+    :param base_class: Policy with a Q-value head that it must be or inherit from
+    :param aliases: Names of policies that can be used, for the message
+    :raises ValueError: if it is another policy
+    """
+    if not issubclass(policy_class, base_class):
+        raise ValueError(
+            f"The policy {policy_class.__name__} has no Q-value head. "
+            f"Use one of {', '.join(aliases)} or a subclass of {base_class.__name__}."
+        )
 
 
 def check_finite(terms: dict[str, float]) -> None:
