@@ -327,7 +327,7 @@ class QPPO(OnPolicyAlgorithm):
     @th.no_grad()
     def _evaluate_rollout(self) -> float:
         """
-        Put the log probabilities of all actions in the place of those of the actions taken, which is all that SB3's buffer has.
+        Replace the buffer's log probabilities, those of the actions taken, by those of all actions.
 
         :return: explained variance of the Q-values of the actions taken
         """
