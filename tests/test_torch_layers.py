@@ -16,8 +16,8 @@ from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 
 from sb3_qac import QA2C
-from sb3_qac.common.memory import keep_freed_memory
-from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
+from sb3_qac.common.allocator import keep_freed_memory
+from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp, constant_weights
 
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
@@ -44,8 +44,26 @@ def test_features_are_those_of_nature_cnn(dtype, tolerance):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_weights_kept_for_the_rollout_are_those_of_the_parameters(dtype):
-    """What was made of the parameters is made anew after whatever changes them."""
+def test_weights_are_read_anew_at_each_call_whoever_changes_them(dtype):
+    lean, batch = make(LeanNatureCNN, dtype=dtype), images(2)
+    with th.no_grad():
+        before = lean(batch)
+        for parameter in lean.parameters():
+            # Autograd's counters do not see it
+            parameter.data.mul_(0.9)
+        after = lean(batch)
+        assert (before - after).norm() > 1e-2 * before.norm()
+        th.testing.assert_close(after, make_like(lean)(batch), rtol=0, atol=0)
+
+
+def make_like(lean):
+    other = LeanNatureCNN(IMAGE, dtype=str(lean.dtype).removeprefix("torch."))
+    other.load_state_dict(lean.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_kept_for_a_rollout_are_those_of_the_parameters(dtype):
     lean, batch = make(LeanNatureCNN, dtype=dtype), images(2)
 
     def features():
@@ -55,18 +73,63 @@ def test_weights_kept_for_the_rollout_are_those_of_the_parameters(dtype):
         th.testing.assert_close(kept, lean(batch).detach(), rtol=0, atol=0)
         return kept
 
-    seen = [features()]
-    optimizer = th.optim.SGD(lean.parameters(), lr=0.1)
-    lean(batch).sum().backward()
-    optimizer.step()
-    seen.append(features())
-    lean.load_state_dict({name: value * 0.9 for name, value in lean.state_dict().items()})
-    seen.append(features())
+    seen = []
+    with constant_weights(lean):
+        seen.append(features())
+        made = lean._kept[1]
+        features()
+        assert lean._kept[1] is made
+        # Against the promise, but noticed
+        lean.load_state_dict({name: value * 0.9 for name, value in lean.state_dict().items()})
+        with constant_weights(lean):
+            seen.append(features())
+        assert lean._kept is not None
+    assert lean._kept is None
     for parameter in lean.parameters():
-        parameter.data = parameter.data * 0.9
-    seen.append(features())
+        parameter.data.mul_(0.9)
+    with constant_weights(lean):
+        seen.append(features())
     for before, after in itertools.pairwise(seen):
         assert (before - after).norm() > 1e-2 * before.norm()
+
+
+def test_rollouts_of_qa2c_prepare_the_weights_once():
+    env = FakeImageEnv(action_dim=6, screen_height=84, screen_width=84, n_channels=4, channel_first=True)
+    model = QA2C("CnnPolicy", env, policy_kwargs=dict(features_extractor_class=LeanNatureCNN))
+    made, convert = [], LeanNatureCNN._convert
+
+    def counted(self, parameters):
+        made.append(th.is_grad_enabled())
+        return convert(self, parameters)
+
+    model.policy.features_extractor._convert = counted.__get__(model.policy.features_extractor)
+    model.learn(15)
+    # Three rollouts and their updates
+    assert made == [False, True] * 3
+
+
+@pytest.mark.parametrize("layer_norm", ["linear", "all"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_are_normalised_before_their_relu(layer_norm, dtype):
+    lean, batch = make(LeanNatureCNN, layer_norm=layer_norm, dtype=dtype), images(2)
+    hidden = batch.float() / 255
+    for layer in lean.cnn:
+        hidden = layer(hidden)
+        if isinstance(layer, th.nn.Conv2d) and layer_norm == "all":
+            hidden = th.nn.functional.layer_norm(hidden, hidden.shape[1:])
+    expected = th.relu(th.nn.functional.layer_norm(lean.linear[0](hidden), (512,)))
+    tolerance = 1e-4 if dtype == "float32" else 5e-2
+    assert (lean(batch) - expected).norm() < tolerance * expected.norm()
+    # All of them learn
+    lean(batch).sum().backward()
+    assert all(parameter.grad is not None for parameter in lean.parameters())
+    n_norms = 2 * (512 + (32 + 64 + 64) * (layer_norm == "all"))
+    assert sum(p.numel() for p in lean.parameters()) - sum(p.numel() for p in make(NatureCNN).parameters()) == n_norms
+
+
+def test_an_unknown_place_for_layer_normalisation_is_refused():
+    with pytest.raises(ValueError, match="`layer_norm` must be None, 'linear' or 'all', but True was given"):
+        make(LeanNatureCNN, layer_norm=True)
 
 
 def fill(buffer, update):
@@ -137,12 +200,11 @@ def test_policies_take_it_save_it_and_predict_the_same(share_features_extractor,
     assert loaded.policy.features_extractor.dtype == th.bfloat16
     obs = images(3)
     with th.no_grad():
-        # By way of ``predict`` the policy normalises the images itself
         th.testing.assert_close(loaded.policy.predict_values(obs), model.policy.predict_values(obs), rtol=0, atol=0)
         direct, by_predict = (
             p.distribution.probs for p in (model.policy._actor_critic(obs)[0], model.policy.get_distribution(obs))
         )
-        th.testing.assert_close(direct, by_predict, rtol=0, atol=1e-3)
+        th.testing.assert_close(direct, by_predict, rtol=0, atol=0)
 
 
 def test_images_that_are_not_to_be_normalised_are_not_in_rollouts_either():
@@ -162,7 +224,7 @@ def test_unknown_precision_is_refused():
 PAGE_FAULTS = """
 import resource, sys
 import torch as th
-from sb3_qac.common.memory import keep_freed_memory
+from sb3_qac.common.allocator import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit("no glibc")
 for repetition in range(30):
@@ -214,6 +276,15 @@ def test_minatars_network_sees_grids_with_channels_last():
     grid[0, 0, 0, 2] = 1
     features = network.cnn(grid.permute(0, 3, 1, 2)).reshape(16, 8, 8)
     assert features[:, 0, 0].tolist() == [1.0] * 16 and features.sum() == 16
+
+
+def test_minatars_network_normalises_its_layers_before_their_relu():
+    network = MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm=True)
+    grids = (th.rand(3, 10, 10, 4) < 0.1).float()
+    hidden = network.cnn[0](grids.permute(0, 3, 1, 2))
+    hidden = th.relu(th.nn.functional.layer_norm(hidden, hidden.shape[1:])).flatten(1)
+    expected = th.relu(th.nn.functional.layer_norm(network.linear[0](hidden), (128,)))
+    th.testing.assert_close(network(grids), expected)
 
 
 @pytest.mark.parametrize("algorithm", [QA2C, A2C])

@@ -1,4 +1,7 @@
-from typing import Literal
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import ClassVar, Literal
 
 import gymnasium as gym
 import torch as th
@@ -7,29 +10,41 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureC
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_qac.common.memory import keep_freed_memory
 
-
-class LeanNatureCNN(NatureCNN):
+class _SameAsNatureCNN(type):
     """
-    The Nature CNN, computed faster: the same layers, parameters and initial weights as SB3's ``NatureCNN``.
+    Makes a class equal to ``NatureCNN``. SB3 and sb3-contrib leave out the hidden layers behind the features extractor where
+    ``features_extractor_class == NatureCNN``: behind the same network computed faster they have to be left out as well.
+    """
 
-    Images are taken as they come, the division by 255 happens in the weights of the first layer, which are far fewer; they
-    are kept channels last, in which convolutions are faster; and what has to be made of the weights is made once per
-    update, not at each step of a rollout. In "float32" only the rounding differs from ``NatureCNN``. "bfloat16" computes
-    the layers with 8 significant bits and changes results beyond rounding; parameters, their gradients, the features
-    given back and all that follows stay in float32.
+    def __eq__(cls, other: object) -> bool:
+        return other is NatureCNN or super().__eq__(other)
 
-    With A2C or PPO, give ``net_arch=[]`` too: SB3 leaves out the hidden layers behind ``NatureCNN`` only, not behind this one.
+    __hash__ = type.__hash__
 
-    Where the C library is glibc, making one also has the process keep freed memory (see ``keep_freed_memory``).
+
+class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
+    """
+    The Nature CNN, computed faster: the same layers, parameters and initial weights as SB3's ``NatureCNN``, and the same
+    network behind it in every algorithm of SB3 and sb3-contrib.
+
+    The layers see pixels, the division by 255 happens in the weights of the first layer, which are far fewer. Images are kept
+    channels last, in which convolutions are faster. A policy may pass the pixels as they are (see ``takes_pixels``); images
+    that SB3 has divided by 255 are multiplied back, which gives exactly the same pixels, so both ways give the same features.
+    In "float32" only the rounding differs from ``NatureCNN``. "bfloat16" computes the layers with 8 significant bits and
+    changes results beyond rounding; parameters, their gradients, the features given back and all that follows stay in float32.
 
     :param observation_space: Observation space, images with channels first
     :param features_dim: Number of features
-    :param normalized_image: Whether images are normalised already (see ``NatureCNN``)
+    :param normalized_image: Whether images are normalised already (see ``NatureCNN``): they are taken as they are then
     :param dtype: Precision of the layers, "float32" or "bfloat16"
-    :raises ValueError: for another precision
+    :param layer_norm: Where to normalise before the ReLU, over all units of a layer: None for nowhere as in ``NatureCNN``,
+        "linear" for the last layer, "all" for each layer (PQN, Gallici et al. 2024, https://arxiv.org/abs/2407.04811)
+    :raises ValueError: for another precision, or another place for layer normalisation
     """
+
+    # Whether ``forward`` takes uint8 images too, so that a policy need not make floats of them
+    takes_pixels: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -37,43 +52,93 @@ class LeanNatureCNN(NatureCNN):
         features_dim: int = 512,
         normalized_image: bool = False,
         dtype: Literal["float32", "bfloat16"] = "float32",
+        layer_norm: Literal["linear", "all"] | None = None,
     ) -> None:
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"`dtype` must be 'float32' or 'bfloat16', but {dtype!r} was given.")
+        if layer_norm not in (None, "linear", "all"):
+            raise ValueError(f"`layer_norm` must be None, 'linear' or 'all', but {layer_norm!r} was given.")
         super().__init__(observation_space, features_dim, normalized_image)
-        keep_freed_memory()
+        self.normalized_image = normalized_image
         self.dtype: th.dtype = getattr(th, dtype)
         self.convolutions = [layer for layer in self.cnn if isinstance(layer, nn.Conv2d)]
-        # Weights as the layers take them, by whether images are pixels, and what they were made of: where the parameters
-        # lay, and how often they had been written to
-        self._weights: dict[bool, tuple[list[tuple[int, int]], list[th.Tensor]]] = {}
+        if layer_norm is not None:
+            # One group is the layer: its mean and variance are over channels and places
+            self.linear_norm = nn.GroupNorm(1, features_dim)
+        if layer_norm == "all":
+            self.cnn_norms = nn.ModuleList(nn.GroupNorm(1, layer.out_channels) for layer in self.convolutions)
+        # Layers in the order of the forward pass, each with its normalisation
+        norms = getattr(self, "cnn_norms", [None] * len(self.convolutions))
+        self._layers = [*zip(self.convolutions, norms, strict=True), (self.linear[0], getattr(self, "linear_norm", None))]
+        # Within ``constant_weights``: weights as the layers take them, once they are made
+        self._keeps_weights = False
+        self._kept: tuple[list[tuple[int, int]], list[th.Tensor]] | None = None
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         """
         :param observations: Images, (batch_size, channels, height, width): uint8, or floats that are normalised already
         :return: Features, shape (batch_size, features_dim), float32
         """
-        weights = iter(self._layer_weights(pixels=observations.dtype == th.uint8))
+        if not self.normalized_image and observations.dtype != th.uint8:
+            # For each of the 256 values, (pixel / 255) * 255 is the pixel in float32
+            observations = observations * 255
+        weights = iter(self._layer_weights())
         hidden = observations.to(self.dtype).contiguous(memory_format=th.channels_last)
-        for convolution in self.convolutions:
-            hidden = F.relu_(F.conv2d(hidden, next(weights), next(weights), convolution.stride))
-        return F.relu_(F.linear(hidden.flatten(1), next(weights), next(weights))).float()
+        for layer, norm in self._layers:
+            if isinstance(layer, nn.Conv2d):
+                hidden = F.conv2d(hidden, next(weights), next(weights), layer.stride)
+            else:
+                hidden = F.linear(hidden.flatten(1), next(weights), next(weights))
+            if norm is not None:
+                hidden = F.group_norm(hidden, 1, next(weights), next(weights))
+            hidden = F.relu_(hidden)
+        return hidden.float()
 
-    def _layer_weights(self, pixels: bool) -> list[th.Tensor]:
+    def _layer_weights(self) -> list[th.Tensor]:
         """
-        :param pixels: Whether images are between 0 and 255
-        :return: Weight and bias of each layer in its precision, with the division by 255 in the first weight
+        :return: Parameters in the order of the forward pass and in the precision of the layers, with the division by 255 in
+            the first
         """
-        parameters = list(self.parameters())
+        modules = [module for module in itertools.chain(*self._layers) if module is not None]
+        parameters = [parameter for module in modules for parameter in (module.weight, module.bias)]
+        if not self._keeps_weights or th.is_grad_enabled():
+            return self._convert(parameters)
+        # Where the parameters lie, and how often they were written to: of most changes against the promise one learns
         versions = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
-        if not th.is_grad_enabled() and pixels in self._weights and self._weights[pixels][0] == versions:
-            return self._weights[pixels][1]
+        if self._kept is None or self._kept[0] != versions:
+            self._kept = versions, self._convert(parameters)
+        return self._kept[1]
+
+    def _convert(self, parameters: list[th.Tensor]) -> list[th.Tensor]:
         weights = [parameter.to(self.dtype) for parameter in parameters]
-        if pixels:
+        if not self.normalized_image:
             weights[0] = (parameters[0] / 255).to(self.dtype)
-        if not th.is_grad_enabled():
-            self._weights[pixels] = versions, weights
         return weights
+
+    @contextmanager
+    def constant_weights(self) -> Iterator[None]:
+        """Within it, what is made of the weights is made once. Whoever enters it promises that they do not change."""
+        outermost, self._keeps_weights = not self._keeps_weights, True
+        try:
+            yield
+        finally:
+            if outermost:
+                self._keeps_weights, self._kept = False, None
+
+
+@contextmanager
+def constant_weights(policy: nn.Module) -> Iterator[None]:
+    """
+    Within it, every ``LeanNatureCNN`` prepares its weights once instead of at each call. To be used by whoever knows that the
+    weights do not change meanwhile, as in a rollout of an on-policy algorithm.
+
+    :param policy: Policy, or any other module
+    """
+    with ExitStack() as stack:
+        for module in policy.modules():
+            if isinstance(module, LeanNatureCNN):
+                stack.enter_context(module.constant_weights())
+        yield
 
 
 class MinAtarCNN(BaseFeaturesExtractor):
@@ -84,13 +149,20 @@ class MinAtarCNN(BaseFeaturesExtractor):
 
     :param observation_space: Observation space, grids with channels last, shape (height, width, channels), at least 3 x 3
     :param features_dim: Number of features
+    :param layer_norm: Whether to normalise each layer before its ReLU, over all its units
+        (PQN, Gallici et al. 2024, https://arxiv.org/abs/2407.04811)
     """
 
-    def __init__(self, observation_space: gym.spaces.Box, features_dim: int = 128) -> None:
+    def __init__(self, observation_space: gym.spaces.Box, features_dim: int = 128, layer_norm: bool = False) -> None:
         super().__init__(observation_space, features_dim)
         height, width, n_channels = observation_space.shape
-        self.cnn = nn.Sequential(nn.Conv2d(n_channels, 16, kernel_size=3), nn.ReLU(), nn.Flatten())
-        self.linear = nn.Sequential(nn.Linear(16 * (height - 2) * (width - 2), features_dim), nn.ReLU())
+
+        def norm(n_units: int) -> list[nn.Module]:
+            return [nn.GroupNorm(1, n_units)] if layer_norm else []
+
+        self.cnn = nn.Sequential(nn.Conv2d(n_channels, 16, kernel_size=3), *norm(16), nn.ReLU(), nn.Flatten())
+        n_flatten = 16 * (height - 2) * (width - 2)
+        self.linear = nn.Sequential(nn.Linear(n_flatten, features_dim), *norm(features_dim), nn.ReLU())
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         """

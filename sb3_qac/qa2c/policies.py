@@ -4,23 +4,17 @@ from typing import Any, cast
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
-from stable_baselines3.common.policies import (
-    ActorCriticCnnPolicy,
-    ActorCriticPolicy,
-    BasePolicy,
-    MultiInputActorCriticPolicy,
-)
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from torch.distributions import Categorical
 
 from sb3_qac.common.checks import check_action_space
 from sb3_qac.common.losses import state_values
-from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.policies import PixelPolicy
 
 
-class ActorCriticQPolicy(ActorCriticPolicy):
+class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
     """
     Policy class for actor-critics with an action-value critic (has both policy and Q-value prediction).
 
@@ -43,9 +37,6 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any
     ) -> None:
         check_action_space(action_space)
-        if issubclass(kwargs.get("features_extractor_class", object), LeanNatureCNN) and kwargs.get("net_arch") is None:
-            # SB3 leaves out the hidden layers after ``NatureCNN``, but not after its subclasses
-            kwargs["net_arch"] = []
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
@@ -67,23 +58,6 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         # SB3 leaves this one out, so that separate trunks could not be loaded again
         data.update(share_features_extractor=self.share_features_extractor)
         return data
-
-    def extract_features(  # type: ignore[override]
-        self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
-    ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
-        """
-        Preprocess the observation if needed and extract features: ``LeanNatureCNN`` takes the pixels as they are.
-
-        :param obs: Observation
-        :param features_extractor: The features extractor to use. If None, then ``self.features_extractor`` is used.
-        :return: The extracted features. If features extractor is not shared, returns a tuple with the
-            features for the actor and the features for the critic.
-        """
-        if not (isinstance(self.features_extractor, LeanNatureCNN) and self.normalize_images):
-            return super().extract_features(obs, features_extractor)
-        if self.share_features_extractor:
-            return (features_extractor or self.features_extractor)(obs)
-        return self.pi_features_extractor(obs), self.vf_features_extractor(obs)
 
     def _actor_critic(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor, th.Tensor]:
         """
@@ -144,7 +118,7 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         :return: ``Q(s, a)``, shape (batch_size, n_actions)
         """
         # Not ``self.extract_features``, which runs both trunks when they are separate
-        features = BasePolicy.extract_features(self, obs, self.vf_features_extractor)
+        features = PixelPolicy.extract_features(self, obs, self.vf_features_extractor)
         return self.q_net(self.mlp_extractor.forward_critic(features))
 
     def predict_values(self, obs: PyTorchObs) -> th.Tensor:
@@ -158,7 +132,7 @@ class ActorCriticQPolicy(ActorCriticPolicy):
         return state_values(log_probs.exp(), q_values)
 
 
-class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):
+class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: ignore[misc]
     """
     CNN policy class for actor-critics with an action-value critic: the Nature CNN, then the two heads.
 
@@ -169,7 +143,7 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):
     """
 
 
-class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPolicy):
+class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPolicy):  # type: ignore[misc]
     """
     MultiInput policy class for actor-critics with an action-value critic: dict observations, then the two heads.
 

@@ -24,6 +24,7 @@ from sb3_qac.common.losses import (
     sampled_policy_loss,
     state_values,
 )
+from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
 SelfQA2C = TypeVar("SelfQA2C", bound="QA2C")
@@ -177,6 +178,11 @@ class QA2C(OnPolicyAlgorithm):
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        # The weights are the same for the whole rollout
+        with constant_weights(self.policy):
+            return super().collect_rollouts(*args, **kwargs)
 
     def train(self) -> None:
         """

@@ -25,6 +25,7 @@ from rl_zoo3.utils import ALGOS, get_wrapper_class
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticCnnPolicy
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -33,8 +34,9 @@ from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
 from sb3_qac.common.checkpoints import read_json, write_atomically
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import to_ale_vec_env
+from sb3_qac.common.policies import PixelActorCriticCnnPolicy
 from sb3_qac.common.state import StateError, get_state
-from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.zoo import ALGORITHMS, presets, register
 
@@ -235,6 +237,27 @@ def save_for_playing(model: BaseAlgorithm, path: Path) -> None:
         optimizer.state = state
 
 
+class ConstantWeightsCallback(BaseCallback):
+    """Lets the features extractor prepare its weights once a rollout, as QA2C does, for on-policy algorithms of SB3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rollout = contextlib.ExitStack()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        self._rollout.close()
+        self._rollout.enter_context(constant_weights(self.model.policy))
+
+    def _on_rollout_end(self) -> None:
+        self._rollout.close()
+
+    def _on_training_end(self) -> None:
+        self._rollout.close()
+
+
 class StudyManager(ExperimentManager):
     """
     RL Zoo's manager for one run of a study: its folder, its evaluation, exact checkpoints.
@@ -277,8 +300,7 @@ class StudyManager(ExperimentManager):
         if self._is_atari and self.run.native:
             vec_env_wrapper = to_ale_vec_env
         if self._is_atari and self.run.dtype is not None:
-            extractor = dict(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(dtype=self.run.dtype))
-            hyperparams["policy_kwargs"] = {**(hyperparams.get("policy_kwargs") or {}), **extractor}
+            use_lean_cnn(ALGOS[self.run.algo], hyperparams, self.run.dtype)
         return hyperparams, env_wrapper, callbacks, vec_env_wrapper
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
@@ -305,7 +327,24 @@ class StudyManager(ExperimentManager):
             self.callbacks.insert(0, ExactCheckpointCallback(Path(self.run.folder, "checkpoints"), verbose=0))
             self.callbacks.append(CurvesCallback())
             self.callbacks.append(SnapshotCallback(Path(self.run.folder, "snapshots")))
+        if issubclass(ALGOS[self.run.algo], OnPolicyAlgorithm):
+            self.callbacks.append(ConstantWeightsCallback())
         self.callbacks.append(StatusCallback(Path(self.run.folder, "status.json"), evaluation))
+
+
+def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dtype: str) -> None:
+    """
+    :param algorithm: Algorithm
+    :param hyperparams: Its arguments for Atari games, changed in place: the network is the same, computed faster
+    :param dtype: Precision of ``LeanNatureCNN``
+    """
+    policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
+    extractor_kwargs = {**policy_kwargs.get("features_extractor_kwargs", {}), "dtype": dtype}
+    policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
+    hyperparams["policy_kwargs"] = policy_kwargs
+    if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:
+        # The same policy, without the floats that SB3 makes of images
+        hyperparams["policy"] = PixelActorCriticCnnPolicy
 
 
 def is_resumable(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) -> bool:

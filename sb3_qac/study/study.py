@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
+from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
 from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
@@ -107,7 +108,9 @@ def run_here(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]
     :param jobs: How many at once
     :return: each run in its turn, and what went wrong, if something did
     """
-    results = Parallel(n_jobs=jobs, return_as="generator")(delayed(train_run)(run) for run in runs)
+    results = Parallel(n_jobs=jobs, return_as="generator", initializer=keep_freed_memory)(
+        delayed(train_run)(run) for run in runs
+    )
     yield from zip(runs, results, strict=True)
 
 

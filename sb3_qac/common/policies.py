@@ -1,0 +1,34 @@
+import torch as th
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, BasePolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.type_aliases import PyTorchObs
+
+
+class PixelPolicy(BasePolicy):
+    """
+    Gives images as they are to features extractors that take pixels (``LeanNatureCNN``), in rollouts, updates and ``predict``
+    alike; others get what SB3 makes of them. To be named after the policy that it is mixed into, whose ``super()`` finds it.
+    """
+
+    def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor) -> th.Tensor:
+        """
+        Preprocess the observation if needed and extract features.
+
+        :param obs: Observation
+        :param features_extractor: The features extractor to use
+        :return: The extracted features
+        """
+        if getattr(features_extractor, "takes_pixels", False):
+            return features_extractor(obs)
+        return super().extract_features(obs, features_extractor)
+
+
+class PixelActorCriticCnnPolicy(ActorCriticCnnPolicy, PixelPolicy):  # type: ignore[misc]
+    """
+    SB3's CNN policy for A2C and PPO, which saves making floats of the images where the features extractor takes pixels.
+
+    :param observation_space: Observation space, images
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param kwargs: Further arguments of ``stable_baselines3.common.policies.ActorCriticCnnPolicy``
+    """

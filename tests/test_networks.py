@@ -1,0 +1,140 @@
+"""Algorithms are compared on the same network: the faster one is the one that SB3 would have built, whatever the algorithm."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from rl_zoo3.utils import ALGOS
+from sb3_contrib import QRDQN
+from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.utils import obs_as_tensor, polyak_update
+
+from sb3_qac import QA2C
+from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
+from sb3_qac.study.runs import Run, StudyManager
+from sb3_qac.zoo import register
+
+PONG, SPACE_INVADERS = "PongNoFrameskip-v4", "SpaceInvadersNoFrameskip-v4"
+# Of DQN, so that the buffer of its preset is not made
+SMALL_BUFFER = {"buffer_size": 10}
+
+
+def images(n, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, 4, 84, 84), dtype=np.uint8)
+
+
+def image_env():
+    return FakeImageEnv(action_dim=6, screen_height=84, screen_width=84, n_channels=4, channel_first=True)
+
+
+def shapes(model):
+    return {name: tuple(value.shape) for name, value in model.policy.state_dict().items()}
+
+
+def outputs(model, obs):
+    """What the networks of a model say of observations: of actors and critics, or of Q-networks."""
+    policy, obs = model.policy, obs_as_tensor(obs, model.device)
+    with th.no_grad():
+        for name in ("q_net", "quantile_net"):
+            if hasattr(policy, f"{name}_target"):
+                return [getattr(policy, name)(obs), getattr(policy, f"{name}_target")(obs)]
+        return [policy.get_distribution(obs).distribution.logits, policy.predict_values(obs)]
+
+
+def study_model(name, folder, **settings):
+    """The model of a study's run, as the study makes it."""
+    register()
+    algo, hyperparams = TASKS.get(name, (name, {}))
+    if "policy_kwargs" in hyperparams:
+        pytest.skip("A body for vectors")
+    hyperparams = {**hyperparams, "n_envs": 2, **(SMALL_BUFFER if algo == "dqn" else {})}
+    run = Run(name, name, algo, seed=0, folder=str(folder), hyperparams=hyperparams, n_eval_episodes=1, **settings)
+    manager = StudyManager(run)
+    try:
+        model, _ = manager.setup_experiment()
+        return model
+    finally:
+        for env in manager.envs:
+            env.close()
+
+
+@pytest.mark.parametrize("algorithm", [A2C, PPO, DQN, QRDQN, QA2C])
+def test_lean_cnn_has_the_network_that_sb3_builds(algorithm):
+    kwargs = dict(buffer_size=10) if algorithm in (DQN, QRDQN) else {}
+    plain, lean = (
+        algorithm("CnnPolicy", image_env(), policy_kwargs=dict(features_extractor_class=extractor), seed=0, **kwargs)
+        for extractor in (NatureCNN, LeanNatureCNN)
+    )
+    assert shapes(lean) == shapes(plain)
+    for actual, expected in zip(outputs(lean, images(8)), outputs(plain, images(8)), strict=True):
+        th.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("env_id", [PONG, SPACE_INVADERS])
+@pytest.mark.parametrize("name", ["a2c", "ppo", "dqn", "qa2c", *(name for name, (algo, _) in TASKS.items() if algo == "qa2c")])
+def test_a_study_trains_the_network_of_stock_sb3(name, env_id, tmp_path):
+    stock, native = (
+        study_model(name, tmp_path / str(dtype), env_id=env_id, native=False, dtype=dtype) for dtype in (None, "float32")
+    )
+    assert type(native.policy.features_extractor if name != "dqn" else native.policy.q_net.features_extractor) is LeanNatureCNN
+    assert shapes(native) == shapes(stock)
+    for actual, expected in zip(outputs(native, images(8)), outputs(stock, images(8)), strict=True):
+        th.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def trunk_and_actor(model):
+    return {name: shape for name, shape in shapes(model).items() if "value_net" not in name and "q_net" not in name}
+
+
+@pytest.mark.parametrize("env_id", sorted({env_id for name in STUDIES for env_id in study_of(name).env_ids}))
+def test_qa2c_is_compared_with_a2c_on_the_same_network(env_id, tmp_path):
+    """All but the critic's last layer, which has a value per action instead of one per state."""
+    a2c, qa2c = (study_model(name, tmp_path / name, env_id=env_id) for name in ("a2c", "task1"))
+    assert trunk_and_actor(qa2c) == trunk_and_actor(a2c)
+    n_features = a2c.policy.value_net.in_features
+    n_actions = gym.make(env_id).action_space.n if "NoFrameskip" not in env_id else 6
+    assert a2c.policy.value_net.weight.shape == (1, n_features)
+    assert qa2c.policy.q_net.weight.shape == (n_actions, n_features)
+    assert type(qa2c.policy.mlp_extractor.policy_net) is type(a2c.policy.mlp_extractor.policy_net)
+    activations = [[type(layer) for layer in model.policy.mlp_extractor.value_net] for model in (a2c, qa2c)]
+    assert activations[0] == activations[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("algorithm", [A2C, QA2C])
+def test_images_come_the_same_way_into_rollouts_updates_and_predict(algorithm, dtype):
+    """Bit by bit, by SB3's way of floats too, in bfloat16 as well."""
+    kwargs = dict(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(dtype=dtype))
+    model = algorithm("CnnPolicy", image_env(), policy_kwargs=kwargs, seed=0)
+    policy, obs = model.policy, obs_as_tensor(images(8), model.device)
+    extractor = policy.features_extractor
+    with th.no_grad():
+        th.testing.assert_close(extractor(obs), extractor(obs.float() / 255), rtol=0, atol=0)
+        logits = policy.get_distribution(obs).distribution.logits
+        actions = th.arange(8) % 6
+        _, log_prob, _ = policy.evaluate_actions(obs, actions)
+        th.testing.assert_close(log_prob, logits[th.arange(8), actions], rtol=0, atol=0)
+        _, values, _ = policy(obs)
+        th.testing.assert_close(values, policy.predict_values(obs), rtol=0, atol=0)
+
+
+def test_a_target_network_follows_its_network_in_bfloat16():
+    """SB3's ``polyak_update`` writes through ``.data``, of which autograd's counters do not know."""
+    kwargs = dict(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(dtype="bfloat16"))
+    model = DQN("CnnPolicy", image_env(), buffer_size=10, policy_kwargs=kwargs, seed=0)
+    obs = th.as_tensor(images(2))
+    with th.no_grad():
+        before = model.q_net_target(obs)
+        for parameter in model.q_net.parameters():
+            parameter.mul_(0.5)
+        polyak_update(model.q_net.parameters(), model.q_net_target.parameters(), tau=1.0)
+        th.testing.assert_close(model.q_net_target(obs), model.q_net(obs), rtol=0, atol=0)
+        assert (model.q_net(obs) - before).norm() > 0.1 * before.norm()
+
+
+def test_all_algorithms_of_a_study_are_known():
+    register()
+    assert {algo for algo, _ in TASKS.values()} <= set(ALGOS)
