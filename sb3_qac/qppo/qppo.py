@@ -28,6 +28,7 @@ from sb3_qac.common.losses import (
     negative_entropy,
     state_values,
 )
+from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
 SelfQPPO = TypeVar("SelfQPPO", bound="QPPO")
@@ -228,11 +229,16 @@ class QPPO(OnPolicyAlgorithm):
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
 
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        # The weights are the same for the whole rollout
+        with constant_weights(self.policy):
+            return super().collect_rollouts(*args, **kwargs)
+
     def train(self) -> None:
         """
         Update policy using the currently gathered rollout buffer.
         """
-        explained_var_q = self._evaluate_rollout()
+        old_q_values = self._evaluate_rollout()
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
         # Update optimizer learning rate
@@ -318,6 +324,7 @@ class QPPO(OnPolicyAlgorithm):
         self.logger.record("train/clip_range", clip_range)
         # Of the state values, as in PPO, and of the Q-values of the actions taken, before the update
         explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
+        explained_var_q = explained_variance(old_q_values.flatten(), self.rollout_buffer.returns.flatten())
         self.logger.record("train/explained_variance", explained_var)
         self.logger.record("train/explained_variance_q", explained_var_q)
 
@@ -325,11 +332,11 @@ class QPPO(OnPolicyAlgorithm):
             self._adapt_kl_coef(kl, self.target_kl)
 
     @th.no_grad()
-    def _evaluate_rollout(self) -> float:
+    def _evaluate_rollout(self) -> np.ndarray:
         """
         Replace the buffer's log probabilities, those of the actions taken, by those of all actions.
 
-        :return: explained variance of the Q-values of the actions taken
+        :return: ``Q(s_t, a_t)`` of the actions taken, shape (n_steps * n_envs, 1)
         """
         buffer = self.rollout_buffer
         # SB3 flattens the rollout when the first minibatch is drawn
@@ -339,8 +346,7 @@ class QPPO(OnPolicyAlgorithm):
         evaluations = [self.policy.evaluate_all_actions(buffer._get_samples(chunk).observations) for chunk in chunks]
         q_values, log_probs = (th.cat(tensors).numpy(force=True) for tensors in zip(*evaluations, strict=True))
         buffer.log_probs = log_probs
-        q_taken = np.take_along_axis(q_values, buffer.actions.astype(int), axis=1)
-        return float(explained_variance(q_taken.flatten(), buffer.returns.flatten()))
+        return np.take_along_axis(q_values, buffer.actions.astype(int), axis=1)
 
     def _update_sigma(self, action_probs: th.Tensor, advantages: th.Tensor, td_errors: th.Tensor) -> th.Tensor:
         """
