@@ -334,7 +334,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     th.set_rng_state(state["torch"])
-    if state["cuda"]:
+    # A training may be resumed on a machine with fewer GPUs, or none
+    if len(state["cuda"]) <= th.cuda.device_count():
         th.cuda.set_rng_state_all(state["cuda"])
 
 
