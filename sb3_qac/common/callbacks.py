@@ -102,8 +102,7 @@ class ExactCheckpointCallback(BaseCallback):
     Evaluations draw from random generators of their own, so that they do not change the training.
 
     It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) or names it in an attribute
-    ``training_state`` (QPPO), and environments in a
-    ``DummyVecEnv`` or an ``AleVecEnv``.
+    ``training_state`` (QPPO), and environments in a ``DummyVecEnv`` or an ``AleVecEnv``.
 
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints

@@ -312,7 +312,7 @@ class QPPO(OnPolicyAlgorithm):
 
             self._n_updates += 1
 
-        # The KL divergence at the end of the rollout's use, as in PPO: means of the last epoch
+        # Of the last epoch, as in PPO: how far the policy has moved with this rollout
         kl = float(np.mean([logged["kl"] for logged in minibatches[-(len(minibatches) // self.n_epochs) :]]))
 
         # Logs
@@ -322,7 +322,7 @@ class QPPO(OnPolicyAlgorithm):
         self.logger.record("train/kl", kl)
         self.logger.record("train/kl_coef", self.kl_coef)
         self.logger.record("train/clip_range", clip_range)
-        # Of the state values, as in PPO, and of the Q-values of the actions taken, before the update
+        # Of the rollout's state values, as in PPO, and of its Q-values of the actions taken
         explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
         explained_var_q = explained_variance(old_q_values.flatten(), self.rollout_buffer.returns.flatten())
         self.logger.record("train/explained_variance", explained_var)
