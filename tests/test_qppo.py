@@ -340,9 +340,9 @@ def test_learns_cartpole():
     """An untrained policy stands for some 20 steps."""
     env = make_vec_env("CartPole-v1", 8, seed=0)
     model = QPPO("MlpPolicy", env, 1e-3, n_steps=32, batch_size=64, n_epochs=4, ent_coef=0.01, seed=0, device="cpu")
-    model.learn(30_000)
+    model.learn(40_000)
     returns, _ = evaluate_policy(model, env, n_eval_episodes=20, warn=False)
-    assert returns > 400
+    assert returns > 450
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
