@@ -25,17 +25,18 @@ from sb3_qac.common.checks import check_package
 from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
 from sb3_qac.qa2c import QA2C
+from sb3_qac.qppo import QPPO
 from sb3_qac.reinforce import REINFORCE
 
 if TYPE_CHECKING:
     import optuna
 
-ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "reinforce": REINFORCE}
+ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinforce": REINFORCE}
 
 
 def presets(algo: str) -> Path:
     """
-    :param algo: Name of an algorithm in RL Zoo: "qa2c", "reinforce", or "a2c" for the settings QA2C is compared with
+    :param algo: Name of an algorithm in RL Zoo: "qa2c", "qppo", "reinforce", or "a2c" for the settings QA2C is compared with
     :return: Path of the file with its hyperparameters
     """
     inside, beside = Path(__file__).parent / "hyperparams", Path(__file__).parent.parent / "hyperparams"
@@ -77,6 +78,49 @@ def convert_qa2c_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     """
     hyperparams = dict(sampled_params)
     hyperparams["n_steps"] = 2 ** hyperparams.pop("n_steps_pow")
+    hyperparams["gamma"] = 1 - hyperparams.pop("one_minus_gamma")
+    hyperparams["gae_lambda"] = 1 - hyperparams.pop("one_minus_gae_lambda")
+    return hyperparams
+
+
+def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+    """
+    Sampler for QPPO hyperparams. Those of the policy are left as the preset has them, so that it serves every policy.
+
+    :param trial: Trial of Optuna
+    :param n_actions: (unused, for continuous actions)
+    :param n_envs: Number of parallel environments of the preset
+    :param additional_args: (unused, for off-policy algorithms)
+    :return: Arguments of ``QPPO``
+    """
+    trial.suggest_int("n_steps_pow", 4, 8)
+    trial.suggest_int("batch_size_pow", 5, 10)
+    trial.suggest_int("n_epochs", 1, 8)
+    trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True)
+    trial.suggest_float("one_minus_gae_lambda", 0.01, 0.4, log=True)
+    trial.suggest_float("learning_rate", 1e-4, 5e-3, log=True)
+    trial.suggest_float("kl_coef", 0.03, 3, log=True)
+    trial.suggest_float("ent_coef", 1e-4, 0.1, log=True)
+    trial.suggest_float("vf_coef", 0.1, 1, log=True)
+    trial.suggest_float("max_grad_norm", 0.3, 5, log=True)
+    trial.suggest_categorical("beta", [0.5, 1.0])
+    trial.suggest_categorical("advantage_scale", ["corrected", "critic"])
+
+    hyperparams = convert_qppo_params(trial.params)
+    # Display true values
+    for name in ("n_steps", "batch_size", "gamma", "gae_lambda"):
+        trial.set_user_attr(name, hyperparams[name])
+    return hyperparams
+
+
+def convert_qppo_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param sampled_params: Values sampled by ``sample_qppo_params``, as Optuna stores them
+    :return: Arguments of ``QPPO``
+    """
+    hyperparams = dict(sampled_params)
+    for name in ("n_steps", "batch_size"):
+        hyperparams[name] = 2 ** hyperparams.pop(f"{name}_pow")
     hyperparams["gamma"] = 1 - hyperparams.pop("one_minus_gamma")
     hyperparams["gae_lambda"] = 1 - hyperparams.pop("one_minus_gae_lambda")
     return hyperparams
@@ -138,8 +182,12 @@ def _register_algorithms(utils: ModuleType) -> None:
 def _register_search_space(hyperparams_opt: ModuleType) -> None:
     for name in ("HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER"):
         _check_zoo(hyperparams_opt, isinstance(getattr(hyperparams_opt, name, None), dict), f"a dict `{name}`")
-    hyperparams_opt.HYPERPARAMS_SAMPLER.update(qa2c=sample_qa2c_params, reinforce=sample_reinforce_params)
-    hyperparams_opt.HYPERPARAMS_CONVERTER.update(qa2c=convert_qa2c_params, reinforce=convert_reinforce_params)
+    hyperparams_opt.HYPERPARAMS_SAMPLER.update(
+        qa2c=sample_qa2c_params, qppo=sample_qppo_params, reinforce=sample_reinforce_params
+    )
+    hyperparams_opt.HYPERPARAMS_CONVERTER.update(
+        qa2c=convert_qa2c_params, qppo=convert_qppo_params, reinforce=convert_reinforce_params
+    )
 
 
 def _check_manager(exp_manager: ModuleType) -> None:

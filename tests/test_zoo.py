@@ -15,7 +15,7 @@ import optuna
 import pytest
 import yaml
 
-from sb3_qac import QA2C, REINFORCE, commands, zoo
+from sb3_qac import QA2C, QPPO, REINFORCE, commands, zoo
 from sb3_qac.__main__ import main
 
 PRESETS = yaml.safe_load(zoo.presets("qa2c").read_text())
@@ -297,6 +297,8 @@ def entries(algo):
     ]
 
 
+# With one environment the rollout is smaller than QPPO's minibatch
+@pytest.mark.filterwarnings("ignore:`batch_size` is")
 @pytest.mark.parametrize(
     ("algo", "env_id", "n_timesteps"), [entry for algo in (*zoo.ALGORITHMS, "a2c") for entry in entries(algo)]
 )
@@ -320,6 +322,18 @@ def test_samples_of_reinforces_search_space_are_arguments_of_the_algorithm():
     for _ in range(20):
         sampled = zoo.sample_reinforce_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
         REINFORCE("MlpPolicy", "CartPole-v1", **sampled)
+
+
+@pytest.mark.filterwarnings("ignore:`batch_size` is")
+def test_samples_of_qppos_search_space_are_arguments_of_the_algorithm():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        sampled = zoo.sample_qppo_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
+        QPPO("MlpPolicy", "CartPole-v1", **sampled)
+
+
+def test_qppo_has_presets_for_everything_that_qa2c_has():
+    assert entries("qa2c") and {name for _, name, _ in entries("qa2c")} == {name for _, name, _ in entries("qppo")}
 
 
 def test_presets_are_there_for_all_environments_that_the_readme_names():

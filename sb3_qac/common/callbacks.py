@@ -101,8 +101,8 @@ class ExactCheckpointCallback(BaseCallback):
 
     Evaluations draw from random generators of their own, so that they do not change the training.
 
-    It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) and environments in a
-    ``DummyVecEnv`` or an ``AleVecEnv``.
+    It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) or names it in an attribute
+    ``training_state`` (QPPO), and environments in a ``DummyVecEnv`` or an ``AleVecEnv``.
 
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints
@@ -524,7 +524,7 @@ def model_state(model: OnPolicyAlgorithm) -> dict[str, Any]:
     """
     return {
         "training": training_settings(model),
-        "model": {name: getattr(model, name) for name in MODEL_ATTRIBUTES},
+        "model": {name: getattr(model, name) for name in (*MODEL_ATTRIBUTES, *training_state(model))},
         "elapsed": time.time_ns() - model.start_time,
         "policy": dict(model.policy.state_dict()),
         "optimizer": model.policy.optimizer.state_dict(),
@@ -597,6 +597,14 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     return different
 
 
+def training_state(model: BaseAlgorithm) -> tuple[str, ...]:
+    """
+    :param model: Model
+    :return: names of further attributes that move with its training, which an algorithm may list under this name
+    """
+    return getattr(model, "training_state", ())
+
+
 def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     """
     :param model: Model
@@ -605,7 +613,7 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     assert model.env is not None
     spec = model.env.get_attr("spec")[0]
     names = "n_steps batch_size n_epochs gamma gae_lambda ent_coef vf_coef pg_coef baseline policy_gradient beta max_grad_norm"
-    names += " n_episodes return_to_go normalize_returns normalize_advantage target_kl"
+    names += " n_episodes return_to_go normalize_returns normalize_advantage target_kl advantage_scale kl_coef"
     schedules = {"learning_rate": model.lr_schedule}
     schedules.update({name: getattr(model, name) for name in ("clip_range", "clip_range_vf") if hasattr(model, name)})
     policy = model.policy._get_constructor_parameters()
@@ -619,7 +627,7 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
             name: None if schedule is None else [float(schedule(progress)) for progress in (1.0, 0.5)]
             for name, schedule in schedules.items()
         },
-        **{name: getattr(model, name) for name in names.split() if hasattr(model, name)},
+        **{name: getattr(model, name) for name in names.split() if hasattr(model, name) and name not in training_state(model)},
         # Its layers and its optimizer
         **{name: value.__name__ for name, value in policy.items() if isinstance(value, type)},
         **{name: value for name, value in policy.items() if is_plain(value)},

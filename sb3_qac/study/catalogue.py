@@ -55,10 +55,12 @@ RUNGS: dict[str, Rung] = {
     "ppo": Rung("min(rho A, clip(rho) A), rho = pi(a_t) / pi_old(a_t)", "SB3's PPO, with RL Zoo's settings", "ppo"),
     "dqn": Rung("(none: the greedy action of Q)", "SB3's DQN, with RL Zoo's settings", "dqn"),
 }
-# Tasks, and the other rungs whose names are not RL Zoo's: the algorithm there, and what replaces the preset's entries
+# Tasks, and what else has a name that is not RL Zoo's: the algorithm there, and what replaces the preset's entries
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (rung.algo, rung.hyperparams) for name, rung in RUNGS.items() if name != rung.algo
 }
+# QPPO's twin on the sampled action, for the ablation
+TASKS["qppo-sampled"] = ("qppo", {"policy_gradient": "sampled"})
 
 
 @dataclass(frozen=True)
