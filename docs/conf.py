@@ -66,8 +66,8 @@ def visit_math_block(translator: Any, node: nodes.math_block) -> None:
 
 def finish_page(app: Sphinx, page: nodes.document) -> None:
     """
-    Links to folders of the repository become words, as a site has no pages for folders. Reports of studies are reached from the
-    pages of their studies and need no place in the sidebar.
+    Links to folders of the repository become words, as a site has no pages for folders. Pages of studies need no place in
+    the sidebar.
 
     :param app: Sphinx
     :param page: A page that has been read
