@@ -25,7 +25,7 @@ train: $(READY)  ## Train QA2C on Pong with RL Zoo, into logs/ (STEPS=15000000 S
 		--eval-freq 300000 --eval-episodes 30 --n-eval-envs 30 --save-freq 300000 --tensorboard-log logs/tensorboard
 
 test: lint type docs  ## Lint, types, the documentation and the test suite
-	$(BIN)/python -m pytest --numprocesses logical --dist loadscope
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --durations=15
 
 test-slow: $(READY)  ## The tests that take minutes, on a Ray cluster and in a notebook too
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[ray,notebook]"

@@ -6,6 +6,7 @@ belong at the root of site-packages, from a wheel and from an editable install a
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
+import setuptools
 from setuptools import setup
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
@@ -26,6 +27,15 @@ class BuildPy(build_py):
 
 
 class EditableWheel(editable_wheel):
+    def run(self):
+        if not hasattr(editable_wheel, "_run_build_commands"):
+            raise SystemExit(
+                f"setuptools {setuptools.__version__} is installed, but sb3_qac needs `editable_wheel._run_build_commands`, "
+                "which puts the start-up files of the RL Zoo hook into the wheel. "
+                "Install with `pip install 'setuptools<85'` first, or without `-e`."
+            )
+        super().run()
+
     def _run_build_commands(self, dist_name, unpacked_wheel, build_lib, tmp_dir):
         # setuptools installs nothing but a path in editable mode; what lies in ``unpacked_wheel`` goes into the wheel
         copy_files("startup", unpacked_wheel)

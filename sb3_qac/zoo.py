@@ -21,7 +21,8 @@ from filelock import FileLock, Timeout
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
-from sb3_qac.common.env_util import register_minatar_envs
+from sb3_qac.common.checks import check_package
+from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
 from sb3_qac.qa2c import QA2C
 from sb3_qac.reinforce import REINFORCE
@@ -115,7 +116,19 @@ def convert_reinforce_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     return hyperparams
 
 
+def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:
+    """
+    :param module: Module of RL Zoo
+    :param holds: Whether it is as it has to be
+    :param assumption: What it has to have, for the message
+    :raises RuntimeError: if it is not
+    """
+    cure = 'Install a version that was tested, `pip install "rl_zoo3>=2.9.2,<2.10"`, or do without QA2C: SB3_QAC_ZOO_HOOK=0.'
+    check_package("rl_zoo3", holds, f"{assumption} in {module.__name__}", cure)
+
+
 def _register_algorithms(utils: ModuleType) -> None:
+    _check_zoo(utils, isinstance(getattr(utils, "ALGOS", None), dict), "a dict `ALGOS`")
     for name, algorithm in ALGORITHMS.items():
         registered = utils.ALGOS.setdefault(name, algorithm)
         if registered is not algorithm:
@@ -123,8 +136,23 @@ def _register_algorithms(utils: ModuleType) -> None:
 
 
 def _register_search_space(hyperparams_opt: ModuleType) -> None:
+    for name in ("HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER"):
+        _check_zoo(hyperparams_opt, isinstance(getattr(hyperparams_opt, name, None), dict), f"a dict `{name}`")
     hyperparams_opt.HYPERPARAMS_SAMPLER.update(qa2c=sample_qa2c_params, reinforce=sample_reinforce_params)
     hyperparams_opt.HYPERPARAMS_CONVERTER.update(qa2c=convert_qa2c_params, reinforce=convert_reinforce_params)
+
+
+def _check_manager(exp_manager: ModuleType) -> None:
+    """
+    :param exp_manager: RL Zoo's module of that name
+    :raises RuntimeError: if its manager is not as it has to be
+    """
+    manager_class = getattr(exp_manager, "ExperimentManager", None)
+    _check_zoo(exp_manager, manager_class is not None, "a class `ExperimentManager`")
+    parameters = inspect.signature(manager_class.__init__).parameters  # type: ignore[misc]
+    for name in ("algo", "config"):
+        _check_zoo(exp_manager, name in parameters, f"a parameter `{name}` of `ExperimentManager`")
+    _check_zoo(exp_manager, hasattr(manager_class, "create_log_folder"), "a method `create_log_folder` of `ExperimentManager`")
 
 
 def _register_presets(exp_manager: ModuleType) -> None:
@@ -237,6 +265,7 @@ def _zoo_arguments(command: Sequence[str]) -> argparse.Namespace:
 
 
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
+    _check_manager(exp_manager)
     if not hasattr(exp_manager.ExperimentManager.__init__, "__wrapped__"):
         # Names for `policy_kwargs`, which RL Zoo evaluates there
         vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN, SharedMlp=SharedMlp)
@@ -246,21 +275,10 @@ def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     _resume_wandb(exp_manager)
 
 
-def _repair_model_card(push_to_hub: ModuleType) -> None:
-    """
-    Not ours, but without it ``rl_zoo3.push_to_hub`` ends in an ImportError for every algorithm: RL Zoo 2.9.2 asks for
-    ``generate_metadata``, which its dependency sb3-team-hf-integration 3.2 calls ``_generate_metadata`` and no longer
-    returns as a dict. See https://github.com/huggingface/huggingface_sb3/issues/54
-    """
-    if not hasattr(push_to_hub, "generate_metadata"):
-        push_to_hub.generate_metadata = lambda *args: push_to_hub._generate_metadata(*args).to_dict()  # type: ignore[attr-defined]
-
-
 PLACES: dict[str, Callable[[ModuleType], None]] = {
     "rl_zoo3.utils": _register_algorithms,
     "rl_zoo3.hyperparams_opt": _register_search_space,
     "rl_zoo3.exp_manager": _register_in_exp_manager,
-    "huggingface_sb3.push_to_hub": _repair_model_card,
 }
 
 
@@ -268,6 +286,7 @@ def register_in(module: ModuleType) -> None:
     """
     :param module: One of the modules named in ``PLACES``
     :raises ValueError: if RL Zoo has another algorithm under the same name
+    :raises RuntimeError: if RL Zoo is not inside as it has to be
     """
     PLACES[module.__name__](module)
 
@@ -277,6 +296,7 @@ def register() -> None:
     Make the algorithms known to RL Zoo; once or again, it is the same.
 
     :raises ValueError: if RL Zoo has another algorithm under the same name
+    :raises RuntimeError: if RL Zoo is not inside as it has to be
     """
     for name in PLACES:
         register_in(importlib.import_module(name))

@@ -3,7 +3,8 @@ Start-up hook: makes ``python -m rl_zoo3.train --algo qa2c`` work on a stock RL 
 
 Every interpreter of the environment runs ``install`` when it starts, through ``sb3_qac_zoo_hook.pth`` (from Python 3.15 on
 ``sb3_qac_zoo_hook.start``, PEP 829). So this file is standard library only, imports nothing but what the interpreter has
-loaded already, never raises, and does nothing until ``rl_zoo3`` itself is imported.
+loaded already, never raises, and does nothing until ``rl_zoo3`` itself is imported. Where registering fails, for instance in a
+version of RL Zoo that has changed inside, there is one warning, and RL Zoo works as it does without this file.
 
 Off switch: the environment variable ``SB3_QAC_ZOO_HOOK=0``.
 """
@@ -11,8 +12,8 @@ Off switch: the environment variable ``SB3_QAC_ZOO_HOOK=0``.
 import os
 import sys
 
-# The modules of RL Zoo, and of its link to the Hugging Face hub, that sb3_qac.zoo registers in, each right after it was run
-ZOO_MODULES = ("rl_zoo3.utils", "rl_zoo3.hyperparams_opt", "rl_zoo3.exp_manager", "huggingface_sb3.push_to_hub")
+# The modules of RL Zoo that sb3_qac.zoo registers in, each right after it was run
+ZOO_MODULES = ("rl_zoo3.utils", "rl_zoo3.hyperparams_opt", "rl_zoo3.exp_manager")
 
 
 class ZooFinder:
@@ -46,6 +47,8 @@ def register_after_run(loader):
 
 def register(module):
     """:param module: One of RL Zoo's modules, after it was run"""
+    if ZooFinder not in sys.meta_path:
+        return  # Registering failed in another one
     try:
         from sb3_qac.zoo import register_in
 
@@ -53,6 +56,7 @@ def register(module):
     except Exception as error:
         import warnings
 
+        sys.meta_path.remove(ZooFinder)
         warnings.warn(
             f"sb3_qac could not register its algorithms in {module.__name__} ({type(error).__name__}: {error}). "
             "`python -m sb3_qac doctor` looks for the cause; SB3_QAC_ZOO_HOOK=0 in the environment switches this off.",

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import ale_py.vector_env
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -21,7 +22,10 @@ from sb3_qac.common.env_util import make_ale_vec_env, to_ale_vec_env
 from sb3_qac.common.vec_env import AleVecEnv
 
 PONG, BREAKOUT = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"
-GAMES = [f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")]
+# Without lives, with lives, and one whose pixels differ most from SB3; the others are for `make test-slow`
+GAMES = [f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "Qbert")]
+SLOW_GAMES = [f"{game}NoFrameskip-v4" for game in ("SpaceInvaders", "Seaquest", "BeamRider")]
+ALL_GAMES = [*GAMES, *(pytest.param(env_id, marks=pytest.mark.slow) for env_id in SLOW_GAMES)]
 
 
 class Reference:
@@ -47,7 +51,7 @@ class Reference:
         return obs, reward, terminated or truncated, self.env.ale.lives()
 
 
-@pytest.mark.parametrize("env_id", GAMES)
+@pytest.mark.parametrize("env_id", ALL_GAMES)
 def test_games_are_those_of_gymnasium_frame_by_frame(env_id, n_steps=1500):
     env = AleVecEnv(env_id, n_envs=1, seed=3, terminal_on_life_loss=False, clip_reward=False, num_threads=1)
     reference = Reference(env_id)
@@ -86,7 +90,7 @@ def both(n_envs=2, env_id=PONG, **wrapper_kwargs):
     return stock, VecFrameStack(make_ale_vec_env(env_id, n_envs, seed=0, wrapper_kwargs=wrapper_kwargs), 4)
 
 
-@pytest.mark.parametrize("env_id", GAMES)
+@pytest.mark.parametrize("env_id", ALL_GAMES)
 def test_spaces_are_those_of_make_atari_env(env_id):
     stock, ours = both(env_id=env_id)
     assert ours.observation_space == stock.observation_space
@@ -107,6 +111,20 @@ def test_a_model_trained_on_one_loads_on_the_other(algorithm, tmp_path):
     for here, there in ((stock, ours), (ours, stock)):
         algorithm("CnnPolicy", here, seed=0).learn(20).save(tmp_path / "model")
         algorithm.load(tmp_path / "model", env=there).learn(20)
+
+
+@pytest.mark.parametrize("change", ["argument", "method"])
+def test_another_ale_py_is_refused_with_the_assumption_that_does_not_hold(change, monkeypatch):
+    class OtherArguments(ale_py.vector_env.AtariVectorEnv):
+        def __init__(self, game, num_envs, *, noops=0): ...
+
+    if change == "argument":
+        monkeypatch.setattr(ale_py.vector_env, "AtariVectorEnv", OtherArguments)
+    else:
+        monkeypatch.delattr(ale_py.vector_env.AtariVectorEnv, "recv")
+    what = {"argument": ".*noop_max.*", "method": "recv"}[change]
+    with pytest.raises(RuntimeError, match=rf"ale-py 0.12.* needs {what} of its `AtariVectorEnv`.*<0.13.*make_atari_env"):
+        AleVecEnv(PONG)
 
 
 def play(env, n_steps, seed=0):

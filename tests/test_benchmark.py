@@ -1,6 +1,7 @@
 """The benchmark: what it measures is there, and its arithmetic is right."""
 
 import json
+import sys
 
 import pytest
 
@@ -37,6 +38,17 @@ def test_table_compares_within_a_round_and_takes_medians(tmp_path):
     assert f"| {BASELINE.name} | 10.0 | 21.0 | 30.0 |" in text
     write_report(report, tmp_path / "folder" / "report.json")
     assert json.loads((tmp_path / "folder" / "report.json").read_text()) == report
+
+
+def test_without_a_figure_for_memory_the_table_says_so(monkeypatch):
+    """As on Windows, where Python has no ``resource``."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    training = measure_training(BASELINE, PONG, n_envs=1, seconds=0.01, device="cpu")
+    assert set(training) == {"steps_per_second"}
+    parts = dict(limit=1200, environments=10, forward=20, update=30)
+    rows = [row(contender, 0, **figures) for contender in CONTENDERS for figures in (training, parts)]
+    report = dict(env_id=PONG, processor="CPU", cores=2, device="cpu", repeats=1, seconds=20, measurements=rows)
+    assert "| not measured |" in "\n".join(tables(report))
 
 
 @pytest.mark.parametrize(

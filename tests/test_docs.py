@@ -19,7 +19,7 @@ import yaml
 from scipy.stats import ttest_ind
 
 from sb3_qac import __version__
-from sb3_qac.common.env_util import register_minatar_envs
+from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.study.catalogue import STUDIES
 from sb3_qac.study.records import load_study
 from sb3_qac.zoo import register

@@ -73,6 +73,7 @@ def test_a_broken_plugin_warns_and_leaves_rl_zoo_working(folder, fault):
     assert result.returncode == 0
     assert result.stdout.strip() == "{}"
     assert "sb3_qac doctor" in result.stderr and "SB3_QAC_ZOO_HOOK=0" in result.stderr
+    assert result.stderr.count("could not register") == 1
 
 
 def test_a_missing_plugin_or_a_missing_zoo_is_no_error(folder, tmp_path_factory):

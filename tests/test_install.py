@@ -1,14 +1,19 @@
 """One install of the package, as a wheel and editable, in an environment of its own, from another directory."""
 
+import configparser
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,6 +76,33 @@ def test_wheel_holds_the_package_the_presets_and_the_start_up_files(wheel):
     assert {"sb3_qac/hyperparams/qa2c.yml", "sb3_qac/hyperparams/a2c.yml", "sb3_qac/py.typed"} <= names
     others = [name for name in names if name.split("/")[0] not in ("sb3_qac",) and ".dist-info/" not in name]
     assert sorted(others) == ["sb3_qac_zoo_hook.pth", "sb3_qac_zoo_hook.py", "sb3_qac_zoo_hook.start"]
+
+
+@pytest.mark.parametrize("name", ["stable-baselines3", "sb3-contrib", "rl_zoo3", "ale-py", "wandb", "setuptools"])
+def test_what_is_used_from_the_inside_is_bounded_above(name):
+    """The version that the tests run with is allowed, and the next minor one, or major of setuptools, is not."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    lines = f"{settings['options']['install_requires']}\n{settings['options.extras_require']['tests']}".splitlines()
+    lines += re.findall(r'requires = \["(.*)"\]', (ROOT / "pyproject.toml").read_text())
+    requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    specifiers = [requirement.specifier for requirement in requirements if requirement.name == name]
+    assert len(specifiers) == (2 if name == "setuptools" else 1)
+    installed = Version(version(name))
+    following = f"{installed.major + 1}" if name == "setuptools" else f"{installed.major}.{installed.minor + 1}"
+    for specifier in specifiers:
+        assert installed in specifier and following not in specifier
+
+
+def test_editable_install_names_what_setuptools_no_longer_has(wheel, tmp_path):
+    program = (
+        "import runpy, sys; from setuptools.command.editable_wheel import editable_wheel; "
+        f"del editable_wheel._run_build_commands; sys.argv = ['setup.py', 'editable_wheel', '-d', {str(tmp_path)!r}]; "
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    built = subprocess.run([sys.executable, "-c", program], cwd=wheel[1], capture_output=True, text=True)
+    assert built.returncode != 0
+    assert "needs `editable_wheel._run_build_commands`" in built.stderr and "'setuptools<85'" in built.stderr
 
 
 def test_uninstall_leaves_no_start_up_file(installed, tmp_path):

@@ -1,15 +1,20 @@
 """The policies alone: the Q head, the value of a state, initialisation, and loading without an algorithm."""
 
+import inspect
+import re
+from functools import partial
+
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import ConstantSchedule, set_random_seed
 from torch import nn
 
-from sb3_qac.qa2c import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_qac.qa2c import QA2C, CnnPolicy, MlpPolicy, MultiInputPolicy
 
 N_ACTIONS, BATCH_SIZE = 5, 6
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
@@ -111,6 +116,44 @@ def test_net_arch_and_activation_are_those_asked_for():
     assert (policy.action_net.in_features, policy.q_net.in_features, policy.q_net.out_features) == (7, 11, N_ACTIONS)
     assert isinstance(policy.mlp_extractor.policy_net[1], nn.ReLU)
     assert isinstance(make(CnnPolicy, IMAGE).features_extractor, NatureCNN)
+
+
+@POLICIES
+def test_parameters_are_those_of_sb3_s_policies_without_continuous_actions(policy_class, observation_space):
+    stock_class = next(cls for cls in policy_class.__mro__ if cls.__module__.startswith("stable_baselines3"))
+    ours, stock = (dict(inspect.signature(cls).parameters) for cls in (policy_class, stock_class))
+    assert ours.pop("kwargs").kind is inspect.Parameter.VAR_KEYWORD
+    for name in ("use_sde", "log_std_init", "full_std", "use_expln", "squash_output"):
+        del stock[name]
+    assert list(ours) == list(stock)
+    assert {name: ours[name].default for name in ours} == {name: stock[name].default for name in stock}
+    documented = re.findall(r":param (\w+):", policy_class.__doc__)
+    assert documented == [*ours, "kwargs"]
+
+
+@POLICIES
+def test_files_of_policies_hold_parameters_of_continuous_actions_and_load(policy_class, observation_space, tmp_path):
+    """Those that SB3's policies write, as ours did before their parameters were spelt out."""
+    policy = make(policy_class, observation_space)
+    policy.save(tmp_path / "policy")
+    data = th.load(tmp_path / "policy", weights_only=False)["data"]
+    assert {"use_sde", "log_std_init", "full_std", "use_expln", "squash_output"} <= set(data)
+    policy_class(**data)
+    with pytest.raises(TypeError, match="net_arc"):
+        make(policy_class, observation_space, net_arc=[8])
+
+
+@pytest.mark.parametrize(
+    "extractor",
+    [partial(NatureCNN, features_dim=32), lambda space: NatureCNN(space, features_dim=32)],
+    ids=["partial", "function"],
+)
+def test_features_extractor_is_any_callable(extractor, tmp_path):
+    env = FakeImageEnv(screen_height=40, screen_width=40, n_channels=1)
+    model = QA2C("CnnPolicy", env, policy_kwargs=dict(features_extractor_class=extractor), seed=0).learn(10)
+    assert model.policy.features_extractor.features_dim == 32
+    model.save(tmp_path / "model")
+    assert QA2C.load(tmp_path / "model").policy.features_extractor.features_dim == 32
 
 
 @POLICIES

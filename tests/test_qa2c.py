@@ -2,6 +2,9 @@
 
 import copy
 import inspect
+import re
+import textwrap
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +17,7 @@ from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMulti
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from sb3_qac import QA2C
@@ -268,9 +271,13 @@ def test_images_are_asked_for_by_the_cnn_policy():
         (dict(beta=-1), "`beta`"),
         (dict(beta="much"), "`beta`.*'much'"),
         (dict(max_grad_norm=-1), "`max_grad_norm`"),
+        (dict(max_grad_norm=float("nan")), "`max_grad_norm`.*nan"),
+        (dict(max_grad_norm="all"), "`max_grad_norm`.*'all'"),
         (dict(gamma=1.1), "`gamma`.*between 0 and 1.*1.1"),
         (dict(gae_lambda=-0.1), "`gae_lambda`"),
         (dict(n_steps=0), "`n_steps`.*at least 1"),
+        (dict(n_steps=2.5), "`n_steps` must be an integer, at least 1, but 2.5"),
+        (dict(n_steps=True), "`n_steps` must be an integer.*True"),
         (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
         (dict(policy_gradient="sampled", beta=1.0), "cannot go with policy_gradient='sampled'"),
     ],
@@ -304,10 +311,74 @@ def test_gpu_is_only_advised_against_with_the_mlp_policy(monkeypatch):
 
 
 def test_constructor_has_the_arguments_of_a2c():
-    """All but those of continuous actions, and ``normalize_advantage``: a factor on the actor's weights is `pg_coef`."""
-    a2c, qa2c = (set(inspect.signature(cls).parameters) for cls in (A2C, QA2C))
-    assert a2c - qa2c == {"use_sde", "sde_sample_freq", "normalize_advantage"}
-    assert qa2c - a2c == {"pg_coef", "baseline", "policy_gradient", "beta"}
+    """
+    All but those of continuous actions, and ``normalize_advantage``: a factor on the actor's weights is `pg_coef`. In A2C's
+    order, by position as far as A2C has no others between them, and by name from there on.
+    """
+    a2c, qa2c = (list(inspect.signature(cls).parameters) for cls in (A2C, QA2C))
+    left_out, own = ["use_sde", "sde_sample_freq", "normalize_advantage"], ["pg_coef", "baseline", "policy_gradient", "beta"]
+    assert qa2c[-1] == a2c[-1] == "_init_setup_model"
+    assert qa2c[:-1] == [name for name in a2c[:-1] if name not in left_out] + own
+    parameters_of_qa2c = inspect.signature(QA2C).parameters.values()
+    by_position = [parameter.name for parameter in parameters_of_qa2c if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    assert by_position == a2c[: a2c.index("use_sde")]
+    assert re.findall(r":param (\w+):", QA2C.__doc__) == qa2c
+
+
+def test_example_of_the_docstring_runs():
+    example = re.search(r"::\n\n((?: {8}.*\n)+)", QA2C.__doc__).group(1)
+    scope = dict(QA2C=QA2C, make_vec_env=make_vec_env, LinearSchedule=LinearSchedule)
+    exec(textwrap.dedent(example), scope)
+    assert scope["model"].learn(80).num_timesteps == 80
+    assert (scope["model"].n_envs, scope["model"].beta, scope["model"].ent_coef) == (8, 1.0, 0.0)
+
+
+def test_optimizer_kwargs_without_a_class_are_those_of_the_default_optimizer():
+    policy_kwargs = dict(optimizer_kwargs=dict(alpha=0.9, weight_decay=0.1))
+    optimizer = QA2C("MlpPolicy", "CartPole-v1", rms_prop_eps=1e-3, policy_kwargs=policy_kwargs).policy.optimizer
+    assert type(optimizer).__name__ == "RMSpropTFLike"
+    expected = dict(alpha=0.9, weight_decay=0.1, eps=1e-3)
+    assert {name: optimizer.defaults[name] for name in expected} == expected
+    assert policy_kwargs == dict(optimizer_kwargs=dict(alpha=0.9, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("no_limit", [None, float("inf")])
+def test_gradients_are_not_clipped_without_a_limit(no_limit, tmp_path):
+    """As with a limit that is never reached, and the norm is logged."""
+
+    def train(limit):
+        rows = Rows()
+        model = QA2C("MlpPolicy", "CartPole-v1", seed=0, max_grad_norm=limit, ent_coef=1.0)
+        model.set_logger(Logger(folder=None, output_formats=[rows]))
+        model.learn(20, log_interval=1)
+        assert rows.rows[-1]["train/grad_norm"] > 0
+        return model
+
+    unlimited = train(no_limit)
+    np.testing.assert_array_equal(parameters(unlimited), parameters(train(1e9)))
+    assert not np.array_equal(parameters(unlimited), parameters(train(1e-3)))
+    unlimited.save(tmp_path / "model")
+    assert QA2C.load(tmp_path / "model").max_grad_norm == float("inf")
+    assert QA2C.load(tmp_path / "model", max_grad_norm=no_limit).max_grad_norm == float("inf")
+
+
+def test_numpy_integers_are_integers():
+    assert QA2C("MlpPolicy", "CartPole-v1", n_steps=np.int64(3)).learn(6).num_timesteps == 6
+
+
+def test_supported_action_spaces_are_told_to_sb3(monkeypatch):
+    """Which checks them last: with our own check, whose message says what to do, taken away."""
+    monkeypatch.setattr("sb3_qac.qa2c.qa2c.check_action_space", lambda action_space: None)
+    with pytest.raises(AssertionError, match=r"only supports.*Discrete"):
+        QA2C("MlpPolicy", SpacesEnv(VECTOR, spaces.MultiBinary(2)))
+
+
+def test_saved_agent_of_before_the_parameters_were_in_a2c_s_order_loads():
+    folder = Path(__file__).parent.parent / "results" / "pong" / "agent" / "qa2c" / "PongNoFrameskip-v4_1"
+    model = QA2C.load(folder / "PongNoFrameskip-v4.zip")
+    found = (model.n_steps, model.pg_coef, model.ent_coef, model.max_grad_norm, model.baseline)
+    assert found == (5, 0.1, 0.001, 0.5, False)
+    assert model.policy.action_net.out_features == 6
 
 
 def test_entropy_is_measured_in_nats():

@@ -83,6 +83,19 @@ def test_long_episodes_are_not_crowded_out_by_short_ones():
         assert (episodes.observations == 0).sum() == 2
 
 
+def test_logged_episodes_are_those_of_the_update_and_all_steps_count():
+    lengths = iter([(2,), (10,)])
+    env = make_vec_env(lambda: Corridor(next(lengths)), 2)
+    model = REINFORCE("MlpPolicy", env, n_episodes=2, gamma=1.0, device="cpu")
+    episodes = collect(model)
+    # While the second environment plays twice 10 steps, the first one ends ten episodes of 2 steps
+    assert [info["l"] for info in model.ep_info_buffer] == [2, 2, 10, 10]
+    first_returns = [1 + 2, 1 + 2, sum(range(1, 11)), sum(range(1, 11))]
+    assert [info["r"] for info in model.ep_info_buffer] == first_returns
+    assert len(episodes.returns) == sum(info["l"] for info in model.ep_info_buffer) == 24
+    assert model.num_timesteps == 2 * 20
+
+
 @pytest.mark.parametrize("baseline", [False, True])
 def test_the_gradient_is_that_of_the_formula(baseline):
     model = REINFORCE(
@@ -148,11 +161,23 @@ def test_episodes_that_do_not_end_do_not_hang():
     assert model.learn(50).num_timesteps == 50
 
 
-@pytest.mark.parametrize("argument", [{"n_episodes": 0}, {"gamma": 1.1}, {"ent_coef": -1.0}, {"max_grad_norm": -1.0}])
+@pytest.mark.parametrize(
+    "argument", [{"n_episodes": 0}, {"n_episodes": 1.5}, {"gamma": 1.1}, {"ent_coef": -1.0}, {"max_grad_norm": -1.0}]
+)
 def test_what_cannot_be_used_is_refused(argument):
     (name,) = argument
     with pytest.raises(ValueError, match=f"`{name}`"):
         REINFORCE("MlpPolicy", "CartPole-v1", **argument)
+
+
+@pytest.mark.parametrize("no_limit", [None, float("inf")])
+def test_gradients_are_not_clipped_without_a_limit(no_limit):
+    kwargs = dict(seed=0, device="cpu")
+    weights = [
+        REINFORCE("MlpPolicy", make_vec_env(Corridor, 2), max_grad_norm=limit, **kwargs).learn(30).policy.action_net.weight
+        for limit in (no_limit, 1e9, 1e-3)
+    ]
+    assert th.equal(weights[0], weights[1]) and not th.equal(weights[0], weights[2])
 
 
 def test_rl_zoo_trains_it_with_its_preset(tmp_path):

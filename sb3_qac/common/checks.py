@@ -1,6 +1,11 @@
-"""Checks of what the user passes: each error names the value given, what is allowed, and what to do."""
+"""
+Checks of what the user passes: each error names the value given, what is allowed, and what to do. And of what other packages
+are inside, where they are used from the inside.
+"""
 
 import math
+import numbers
+from importlib.metadata import version
 from typing import Any
 
 from gymnasium import spaces
@@ -65,6 +70,29 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
         raise ValueError(f"`{name}` must be a finite number, {limits}, but {value!r} was given.")
 
 
+def check_integer(name: str, value: Any, minimum: int) -> None:
+    """
+    :param name: Name of the parameter, for the message
+    :param value: Value given
+    :param minimum: Smallest value allowed
+    :raises ValueError: if it is no integer, Python's or NumPy's, of at least that
+    """
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"`{name}` must be an integer, at least {minimum}, but {value!r} was given.")
+
+
+def check_max_grad_norm(value: Any) -> float:
+    """
+    :param value: Value given
+    :return: the limit of the gradient's norm, infinity where None, for no clipping, was given
+    :raises ValueError: if it is no limit
+    """
+    if value is None or value == math.inf:
+        return math.inf
+    check_number("max_grad_norm", value)
+    return value
+
+
 def check_finite(terms: dict[str, float]) -> None:
     """
     :param terms: Losses and statistics of an update by name
@@ -78,3 +106,15 @@ def check_finite(terms: dict[str, float]) -> None:
             "Lower `learning_rate`, or normalise observations and rewards (`VecNormalize`); to see whether "
             "the environment sends NaN or infinity, wrap it with `VecCheckNan(env, raise_exception=True)`."
         )
+
+
+def check_package(package: str, holds: bool, assumption: str, cure: str) -> None:
+    """
+    :param package: Name of an installed package
+    :param holds: Whether it is inside as it has to be
+    :param assumption: What it has to be like, for the message
+    :param cure: What to do if it is not
+    :raises RuntimeError: if it is not
+    """
+    if not holds:
+        raise RuntimeError(f"{package} {version(package)} is installed, but sb3_qac needs {assumption}. {cure}")

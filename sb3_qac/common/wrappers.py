@@ -4,6 +4,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.core import ActType, ObsType
+from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
+from stable_baselines3.common.env_util import unwrap_wrapper
 
 from sb3_qac.common.state import StateError, equal, plain_attributes, put, put_attributes, take
 
@@ -38,6 +40,35 @@ class EpisodeReplay(gym.Wrapper):
         self.actions.append(np.array(action))
         self.obs, reward, terminated, truncated, info = self.env.step(action)
         return self.obs, reward, terminated, truncated, info
+
+
+class NewGameOnReset(gym.Wrapper):
+    """
+    Lets every evaluation of an Atari game start with a new one. Put it outside SB3's ``AtariWrapper``, as the presets do.
+
+    There, where the loss of a life ends an episode, any ``reset`` goes on with an unfinished game. That is right after such a
+    loss, but ``EvalCallback`` also resets at the start of an evaluation: its first games would be those of an older policy,
+    and would have its scores. With this wrapper only a reset right after the end of an episode can go on with a game, so
+    that nothing changes in training.
+
+    :param env: Environment
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.episode_over = False
+
+    def reset(self, **kwargs: Any) -> tuple[ObsType, dict[str, Any]]:
+        lives = unwrap_wrapper(self.env, EpisodicLifeEnv)
+        if lives is not None and not self.episode_over:
+            lives.was_real_done = True  # type: ignore[attr-defined]
+        self.episode_over = False
+        return self.env.reset(**kwargs)
+
+    def step(self, action: ActType) -> tuple[ObsType, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.episode_over = terminated or truncated
+        return obs, reward, terminated, truncated, info
 
 
 def layers(env: gym.Env) -> list[gym.Wrapper]:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -5,6 +6,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from torch.distributions import Categorical
@@ -20,24 +22,63 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
 
     It is SB3's ``ActorCriticPolicy`` with a head of one value per action, ``q_net``, instead of the head of one value
     per state. The value of a state, which SB3's rollout buffer bootstraps from, is the critic's mean under the policy:
-    ``V~(s) = sum_a pi(a|s) Q(s, a)``. The parameters are those of ``ActorCriticPolicy`` (``net_arch=dict(pi=..., vf=...)``:
-    ``vf`` is the critic's part), less those of continuous actions; with the same seed, trunk and actor start from the
-    same weights as in A2C.
+    ``V~(s) = sum_a pi(a|s) Q(s, a)``. With the same seed, trunk and actor start from the same weights as in A2C.
 
     :param observation_space: Observation space
     :param action_space: Action space, ``Discrete`` only (it raises ``ValueError`` for others)
     :param lr_schedule: Learning rate schedule (could be constant)
-    :param kwargs: Further arguments of ``stable_baselines3.common.policies.ActorCriticPolicy``
+    :param net_arch: The specification of the policy and value networks, ``vf`` being the critic's.
+    :param activation_fn: Activation function
+    :param ortho_init: Whether to use or not orthogonal initialization
+    :param features_extractor_class: Features extractor to use, or any callable that makes one.
+    :param features_extractor_kwargs: Keyword arguments
+        to pass to the features extractor.
+    :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
+    :param normalize_images: Whether to normalize images or not,
+        dividing by 255.0 (True by default)
+    :param optimizer_class: The optimizer to use,
+        ``th.optim.Adam`` by default
+    :param optimizer_kwargs: Additional keyword arguments,
+        excluding the learning rate, to pass to the optimizer
+    :param kwargs: What ``ActorCriticPolicy`` has for continuous actions (``use_sde`` and its like).
+        SB3 passes it, and files of saved policies have it; it does nothing here.
     """
 
     action_space: spaces.Discrete
     q_net: nn.Linear
 
     def __init__(
-        self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.Tanh,
+        ortho_init: bool = True,
+        features_extractor_class: Callable[..., BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool = True,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         check_action_space(action_space)
-        super().__init__(observation_space, action_space, lr_schedule, **kwargs)
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            net_arch=net_arch,
+            activation_fn=activation_fn,
+            ortho_init=ortho_init,
+            features_extractor_class=features_extractor_class,  # type: ignore[arg-type]
+            features_extractor_kwargs=features_extractor_kwargs,
+            share_features_extractor=share_features_extractor,
+            normalize_images=normalize_images,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=optimizer_kwargs,
+            **kwargs,
+        )
 
     def _build(self, lr_schedule: Schedule) -> None:
         """
@@ -139,8 +180,54 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
     :param observation_space: Observation space, images
     :param action_space: Action space, ``Discrete`` only (it raises ``ValueError`` for others)
     :param lr_schedule: Learning rate schedule (could be constant)
-    :param kwargs: Further arguments of ``stable_baselines3.common.policies.ActorCriticCnnPolicy``
+    :param net_arch: The specification of the policy and value networks, ``vf`` being the critic's.
+    :param activation_fn: Activation function
+    :param ortho_init: Whether to use or not orthogonal initialization
+    :param features_extractor_class: Features extractor to use, or any callable that makes one.
+    :param features_extractor_kwargs: Keyword arguments
+        to pass to the features extractor.
+    :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
+    :param normalize_images: Whether to normalize images or not,
+        dividing by 255.0 (True by default)
+    :param optimizer_class: The optimizer to use,
+        ``th.optim.Adam`` by default
+    :param optimizer_kwargs: Additional keyword arguments,
+        excluding the learning rate, to pass to the optimizer
+    :param kwargs: What ``ActorCriticCnnPolicy`` has for continuous actions (``use_sde`` and its like).
+        SB3 passes it, and files of saved policies have it; it does nothing here.
     """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.Tanh,
+        ortho_init: bool = True,
+        features_extractor_class: Callable[..., BaseFeaturesExtractor] = NatureCNN,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool = True,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            net_arch=net_arch,
+            activation_fn=activation_fn,
+            ortho_init=ortho_init,
+            features_extractor_class=features_extractor_class,
+            features_extractor_kwargs=features_extractor_kwargs,
+            share_features_extractor=share_features_extractor,
+            normalize_images=normalize_images,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=optimizer_kwargs,
+            **kwargs,
+        )
 
 
 class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPolicy):  # type: ignore[misc]
@@ -150,8 +237,54 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
     :param observation_space: Observation space, ``Dict``
     :param action_space: Action space, ``Discrete`` only (it raises ``ValueError`` for others)
     :param lr_schedule: Learning rate schedule (could be constant)
-    :param kwargs: Further arguments of ``stable_baselines3.common.policies.MultiInputActorCriticPolicy``
+    :param net_arch: The specification of the policy and value networks, ``vf`` being the critic's.
+    :param activation_fn: Activation function
+    :param ortho_init: Whether to use or not orthogonal initialization
+    :param features_extractor_class: Features extractor to use, or any callable that makes one.
+    :param features_extractor_kwargs: Keyword arguments
+        to pass to the features extractor.
+    :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
+    :param normalize_images: Whether to normalize images or not,
+        dividing by 255.0 (True by default)
+    :param optimizer_class: The optimizer to use,
+        ``th.optim.Adam`` by default
+    :param optimizer_kwargs: Additional keyword arguments,
+        excluding the learning rate, to pass to the optimizer
+    :param kwargs: What ``MultiInputActorCriticPolicy`` has for continuous actions (``use_sde`` and its like).
+        SB3 passes it, and files of saved policies have it; it does nothing here.
     """
+
+    def __init__(
+        self,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.Tanh,
+        ortho_init: bool = True,
+        features_extractor_class: Callable[..., BaseFeaturesExtractor] = CombinedExtractor,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool = True,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            net_arch=net_arch,
+            activation_fn=activation_fn,
+            ortho_init=ortho_init,
+            features_extractor_class=features_extractor_class,
+            features_extractor_kwargs=features_extractor_kwargs,
+            share_features_extractor=share_features_extractor,
+            normalize_images=normalize_images,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=optimizer_kwargs,
+            **kwargs,
+        )
 
 
 MlpPolicy = ActorCriticQPolicy

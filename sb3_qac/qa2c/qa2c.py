@@ -1,14 +1,23 @@
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import explained_variance
+from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.common.checks import check_action_space, check_finite, check_number, check_observation_space
+from sb3_qac.common.checks import (
+    check_action_space,
+    check_finite,
+    check_integer,
+    check_max_grad_norm,
+    check_number,
+    check_observation_space,
+)
 from sb3_qac.common.losses import (
     action_gap,
     all_action_policy_loss,
@@ -27,6 +36,12 @@ class QA2C(OnPolicyAlgorithm):
     """
     Q Advantage Actor-Critic (QA2C): A2C with an action-value critic and the all-action policy gradient.
 
+    The defaults are for Atari games. A small task takes other settings::
+
+        env = make_vec_env("CartPole-v1", n_envs=8)
+        schedule = LinearSchedule(5e-3, 0, 1)
+        model = QA2C("MlpPolicy", env, learning_rate=schedule, pg_coef=1.0, ent_coef=0.0, beta=1.0)
+
     Paper: Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503;
     the all-action gradient is from Sutton et al. 2001, "Comparing policy-gradient algorithms".
 
@@ -38,7 +53,6 @@ class QA2C(OnPolicyAlgorithm):
                + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]           w and V~ are constants to the gradient
 
     The baseline cannot change the gradient of this actor loss, sum_a pi(a|s) being 1: it acts on the sampled estimator.
-    The defaults are for Atari games; see the README for other tasks.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
@@ -49,16 +63,9 @@ class QA2C(OnPolicyAlgorithm):
     :param gamma: Discount factor, between 0 and 1
     :param gae_lambda: Factor for trade-off of bias vs variance of the critic's targets, TD(lambda), between 0 and 1.
         They are the n-step returns when set to 1.
-    :param pg_coef: Policy gradient coefficient for the loss calculation
     :param ent_coef: Entropy coefficient for the loss calculation
     :param vf_coef: Value function coefficient for the loss calculation
-    :param baseline: Whether the actor is weighted with the advantage Q - V~ rather than with Q
-    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for the classic Q actor-critic,
-        weighted log probability of the action taken
-    :param beta: Weight of the sampled correction of beta-LOO (Gruslys et al. 2017, https://arxiv.org/abs/1704.04651):
-        the actor also maximises beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the
-        critic, at 1 it has no other bias than A2C's, that of the bootstrap in R_t. Only for "all-action".
-    :param max_grad_norm: The maximum value for the gradient clipping
+    :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param rms_prop_eps: RMSProp epsilon. It stabilizes square root computation in denominator
         of RMSProp update
     :param use_rms_prop: Whether to use RMSprop in TensorFlow's manner (``RMSpropTFLike``, default) or Adam as optimizer
@@ -73,6 +80,13 @@ class QA2C(OnPolicyAlgorithm):
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
+    :param pg_coef: Policy gradient coefficient for the loss calculation
+    :param baseline: Whether the actor is weighted with the advantage Q - V~ rather than with Q
+    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for the classic Q actor-critic,
+        weighted log probability of the action taken
+    :param beta: Weight of the sampled correction of beta-LOO (Gruslys et al. 2017, https://arxiv.org/abs/1704.04651):
+        the actor also maximises beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the
+        critic, at 1 it has no other bias than A2C's, that of the bootstrap in R_t. Only for "all-action".
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
@@ -92,15 +106,13 @@ class QA2C(OnPolicyAlgorithm):
         n_steps: int = 5,
         gamma: float = 0.99,
         gae_lambda: float = 1.0,
-        pg_coef: float = 0.1,
         ent_coef: float = 0.001,
         vf_coef: float = 0.5,
-        baseline: bool = False,
-        policy_gradient: Literal["all-action", "sampled"] = "all-action",
-        beta: float = 0.0,
-        max_grad_norm: float = 0.5,
+        max_grad_norm: float | None = 0.5,
         rms_prop_eps: float = 1e-5,
         use_rms_prop: bool = True,
+        # A2C's own order ends here: `use_sde` comes next there
+        *,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
         stats_window_size: int = 100,
@@ -109,6 +121,10 @@ class QA2C(OnPolicyAlgorithm):
         verbose: int = 0,
         seed: int | None = None,
         device: th.device | str = "auto",
+        pg_coef: float = 0.1,
+        baseline: bool = False,
+        policy_gradient: Literal["all-action", "sampled"] = "all-action",
+        beta: float = 0.0,
         _init_setup_model: bool = True,
     ) -> None:
         super().__init__(
@@ -120,7 +136,7 @@ class QA2C(OnPolicyAlgorithm):
             gae_lambda=gae_lambda,
             ent_coef=ent_coef,
             vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
             use_sde=False,
             sde_sample_freq=-1,
             rollout_buffer_class=rollout_buffer_class,
@@ -132,6 +148,7 @@ class QA2C(OnPolicyAlgorithm):
             device=device,
             seed=seed,
             _init_setup_model=False,
+            supported_action_spaces=(spaces.Discrete,),
         )
 
         self.pg_coef = pg_coef
@@ -142,11 +159,18 @@ class QA2C(OnPolicyAlgorithm):
         # Update optimizer inside the policy if we want to use RMSProp
         # (original implementation) rather than Adam
         if use_rms_prop and "optimizer_class" not in self.policy_kwargs:
+            given = self.policy_kwargs.get("optimizer_kwargs") or {}
             self.policy_kwargs["optimizer_class"] = RMSpropTFLike
-            self.policy_kwargs["optimizer_kwargs"] = dict(alpha=0.99, eps=rms_prop_eps)
+            self.policy_kwargs["optimizer_kwargs"] = {"alpha": 0.99, "eps": rms_prop_eps, **given}
 
         if _init_setup_model:
             self._setup_model()
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        # Here, since SB3 asserts `supported_action_spaces` next, without a word on what to do
+        check_action_space(env.action_space)
+        return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:
         # Here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
@@ -154,13 +178,13 @@ class QA2C(OnPolicyAlgorithm):
         super()._setup_model()
 
     def _check_arguments(self) -> None:
-        check_action_space(self.action_space)
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
-        for name in ("pg_coef", "ent_coef", "vf_coef", "beta", "max_grad_norm"):
+        for name in ("pg_coef", "ent_coef", "vf_coef", "beta"):
             check_number(name, getattr(self, name))
+        self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
-        check_number("n_steps", self.n_steps, minimum=1)
+        check_integer("n_steps", self.n_steps, minimum=1)
         if self.policy_gradient not in ("all-action", "sampled"):
             raise ValueError(f"`policy_gradient` must be 'all-action' or 'sampled', but {self.policy_gradient!r} was given.")
         if self.policy_gradient == "sampled" and self.beta > 0:

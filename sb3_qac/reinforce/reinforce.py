@@ -1,4 +1,3 @@
-import math
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,7 +11,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.common.checks import check_finite, check_number
+from sb3_qac.common.checks import check_finite, check_integer, check_max_grad_norm, check_number
 from sb3_qac.common.returns import discounted_returns
 
 SelfREINFORCE = TypeVar("SelfREINFORCE", bound="REINFORCE")
@@ -48,7 +47,9 @@ class REINFORCE(OnPolicyAlgorithm):
 
     Nothing is bootstrapped: G_t is made of the rewards of the episode alone, an episode cut by a time limit ends there.
     Every environment contributes the same number of whole episodes to an update: were it the first that end, short
-    episodes would count too much. Environments that are done wait, and all are reset before the next rollout.
+    episodes would count too much. A ``VecEnv`` steps all environments at once, so one that has played its episodes is
+    stepped on until the others have too. Those steps count as environment steps (``num_timesteps``), as they are taken,
+    but neither in the update nor in ``rollout/ep_rew_mean`` and ``ep_len_mean``. All are reset before the next rollout.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy): SB3's, of which V serves as baseline
     :param env: The environment to learn from (if registered in Gym, can be str). Its episodes have to end.
@@ -62,7 +63,7 @@ class REINFORCE(OnPolicyAlgorithm):
     :param normalize_returns: Whether to shift and scale the weights w_t of an update to mean 0 and standard deviation 1
     :param ent_coef: Entropy coefficient for the loss calculation
     :param vf_coef: Value function coefficient for the loss calculation
-    :param max_grad_norm: The maximum value for the gradient clipping
+    :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
@@ -94,7 +95,7 @@ class REINFORCE(OnPolicyAlgorithm):
         normalize_returns: bool = False,
         ent_coef: float = 0.0,
         vf_coef: float = 0.5,
-        max_grad_norm: float = math.inf,
+        max_grad_norm: float | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -113,7 +114,7 @@ class REINFORCE(OnPolicyAlgorithm):
             gae_lambda=1.0,
             ent_coef=ent_coef,
             vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
             use_sde=False,
             sde_sample_freq=-1,
             stats_window_size=stats_window_size,
@@ -135,12 +136,11 @@ class REINFORCE(OnPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        check_number("n_episodes", self.n_episodes, minimum=1)
+        check_integer("n_episodes", self.n_episodes, minimum=1)
         check_number("gamma", self.gamma, maximum=1)
         for name in ("ent_coef", "vf_coef"):
             check_number(name, getattr(self, name))
-        if self.max_grad_norm != math.inf:
-            check_number("max_grad_norm", self.max_grad_norm)
+        self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         super()._setup_model()
 
     def _excluded_save_params(self) -> list[str]:
@@ -171,6 +171,7 @@ class REINFORCE(OnPolicyAlgorithm):
         while np.any(n_done < self.n_episodes):
             if self.num_timesteps >= self._total_timesteps:
                 return False
+            playing = n_done < self.n_episodes
             obs = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
             with th.no_grad():
                 step_actions = self.policy(obs)[0]
@@ -181,13 +182,13 @@ class REINFORCE(OnPolicyAlgorithm):
             callback.update_locals({**locals(), "rewards": step_rewards, "dones": step_dones})
             if not callback.on_step():
                 return False
-            self._update_info_buffer(infos, step_dones)
+            self._update_info_buffer([infos[i] for i in np.flatnonzero(playing)], step_dones[playing])
 
             observations.append(obs)
             actions.append(step_actions)
             rewards.append(step_rewards)
             dones.append(step_dones)
-            played.append(n_done < self.n_episodes)
+            played.append(playing)
             n_done += step_dones
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = step_dones

@@ -7,7 +7,6 @@ contender is compared with the stock A2C of the same round: what else the machin
 
 import json
 import platform
-import resource
 import statistics
 import sys
 import time
@@ -92,7 +91,8 @@ def measure_training(contender: Contender, env_id: str, n_envs: int, seconds: fl
     :param n_envs: Number of environments
     :param seconds: For how long to measure, after a tenth of that to warm up
     :param device: PyTorch device
-    :return: ``steps_per_second`` of the environments, learning included, and ``peak_memory`` of the process in MiB
+    :return: ``steps_per_second`` of the environments, learning included, and ``peak_memory`` of the process in MiB (not on
+        Windows)
     """
     model = contender.make_model(env_id, n_envs, device)
     rollout = n_envs * N_STEPS
@@ -102,11 +102,7 @@ def measure_training(contender: Contender, env_id: str, n_envs: int, seconds: fl
         model.learn(20 * rollout, reset_num_timesteps=False)
 
     per_call = _seconds_per_call(learn, seconds)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {
-        "steps_per_second": 20 * rollout / per_call,
-        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20,
-    }
+    return {"steps_per_second": 20 * rollout / per_call, **_peak_memory()}
 
 
 def measure_parts(contender: Contender, env_id: str, n_envs: int, seconds: float, device: str) -> dict[str, float]:
@@ -161,6 +157,16 @@ def _seconds_per_call(call: Callable[[], None], seconds: float) -> float:
             calls += 1
         elapsed = time.perf_counter() - start
     return elapsed / calls
+
+
+def _peak_memory() -> dict[str, float]:
+    """:return: ``peak_memory`` of this process in MiB; nothing on Windows"""
+    try:
+        import resource
+    except ImportError:
+        return {}
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
 
 
 def run_benchmark(env_id: str, n_envs_list: list[int], seconds: float, repeats: int, device: str) -> dict[str, Any]:
@@ -235,10 +241,11 @@ def tables(report: dict[str, Any]) -> Iterator[str]:
             baseline = _column(report, n_envs, BASELINE.name, "steps_per_second")
             ratios = [speed / reference for speed, reference in zip(speeds, baseline, strict=True)]
             limit = statistics.median(limits)
+            peak = f"{statistics.median(memory):.0f} MiB" if memory else "not measured"
             yield (
                 f"| {contender.name} | {statistics.median(speeds):.0f} ({min(speeds):.0f} - {max(speeds):.0f}) "
                 f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f}) "
-                f"| {limit:.0f} | {statistics.median(speeds) / limit:.0%} | {statistics.median(memory):.0f} MiB |"
+                f"| {limit:.0f} | {statistics.median(speeds) / limit:.0%} | {peak} |"
             )
         yield "\nMilliseconds of one update, each part alone:\n"
         yield "| contender | environments | forward | update |\n|---|---|---|---|"

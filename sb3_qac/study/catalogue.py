@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from sb3_qac.common.env_util import MINATAR_GAMES
+from sb3_qac.common.minatar import MINATAR_GAMES
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,4 @@
+import inspect
 import time
 import warnings
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from sb3_qac.common.checks import check_package
 from sb3_qac.common.state import StateError, put, take
 
 FIRE = 1
@@ -75,9 +77,7 @@ class AleVecEnv(VecEnv):
         game = game_arguments(self.spec)
         self.terminal_on_life_loss = terminal_on_life_loss
         self.clip_reward = clip_reward
-        self._envs = AtariVectorEnv(
-            game["game"],
-            n_envs,
+        settings = dict(
             # ale-py would count all cores of the machine, where a container or `taskset` grants fewer
             num_threads=num_threads or joblib.cpu_count(),
             max_num_frames_per_episode=game["max_num_frames_per_episode"],
@@ -98,6 +98,8 @@ class AleVecEnv(VecEnv):
             reward_clipping=False,
             use_fire_reset=fire_reset,
         )
+        check_vector_env(AtariVectorEnv, settings)
+        self._envs = AtariVectorEnv(game["game"], n_envs, **settings)
         has_fire = Action.FIRE in self._envs.ale.get_action_set()[FIRE : FIRE + 1]
         self._fire_on_life_loss = fire_reset and terminal_on_life_loss and has_fire
         self._screen: np.ndarray | None = None
@@ -337,3 +339,19 @@ def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
             f"Use an environment named like 'PongNoFrameskip-v4'."
         )
     return game
+
+
+def check_vector_env(vector_env_class: type, settings: dict[str, Any]) -> None:
+    """
+    :param vector_env_class: ale-py's ``AtariVectorEnv``
+    :param settings: Arguments that it will be made with
+    :raises RuntimeError: if it does not take them, or has no ``send`` and ``recv``
+    """
+    unknown = sorted(set(settings) - set(inspect.signature(vector_env_class).parameters))
+    missing = [name for name in ("send", "recv") if not hasattr(vector_env_class, name)]
+    check_package(
+        "ale-py",
+        not unknown and not missing,
+        f"{', '.join(unknown + missing)} of its `AtariVectorEnv`",
+        'Install the version that was tested: `pip install "ale-py>=0.12.1,<0.13"`, or use SB3\'s `make_atari_env`.',
+    )

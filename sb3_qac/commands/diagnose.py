@@ -1,0 +1,49 @@
+"""``python -m sb3_qac diagnose``: estimators of the policy gradient, measured on runs of a study."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sb3_qac.commands import HelpFormatter
+
+
+def add_parser(commands: Any) -> None:
+    """:param commands: Where to add the command"""
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="measure estimators of the policy gradient, and the critic, on runs of a study",
+        description="For runs of QA2C, at several points of the training: the gradient of each estimator on the same "
+        "rollouts (variance, cosine to the all-action gradient, cost), and what the critic knows of the actions. "
+        "Written to diagnosis.json in the folder of each run, for the report.",
+        epilog="Example: python -m sb3_qac diagnose studies/pong/task1_seed-0 studies/pong/task1_seed-100",
+        formatter_class=HelpFormatter,
+    )
+    diagnose.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a run, with its snapshots")
+    diagnose.add_argument("--rollouts", type=int, default=200, help="rollouts at each point")
+    diagnose.add_argument("--points", type=int, default=3, help="how many points, from the start to the end of the training")
+    diagnose.add_argument("--threads", type=int, default=1, help="PyTorch threads")
+    diagnose.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    diagnose.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    :param args: Command line
+    :return: Exit code
+    """
+    from sb3_qac.study.diagnose import diagnose_run, tables
+
+    results = {}
+    try:
+        for folder in args.folders:
+            results[folder.name] = diagnose_run(folder, args.rollouts, args.points, args.threads)
+    except ValueError as error:
+        sys.exit(f"diagnose: {error}")
+    if args.json:
+        print(json.dumps(results, indent=1))
+        return 0
+    for name, result in results.items():
+        print("\n".join([f"## {name}", "", *tables(result), ""]))
+    return 0

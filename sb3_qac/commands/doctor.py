@@ -1,0 +1,30 @@
+"""``python -m sb3_qac doctor``: is the start-up hook live, and what is wrong if not."""
+
+import argparse
+import json
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """:param commands: Where to add the command"""
+    doctor = commands.add_parser("doctor", help="say whether the RL Zoo hook is live, and what is wrong if not")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    :param args: Command line
+    :return: Exit code, 1 if something is wrong
+    """
+    from sb3_qac.doctor import examine
+
+    findings = examine()
+    if args.json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"[{'ok' if finding.ok else '!!'}] {finding.what}: {finding.found}")
+            if not finding.ok:
+                print(f"     -> {finding.cure}")
+    return 0 if all(finding.ok for finding in findings) else 1

@@ -1,0 +1,143 @@
+"""``python -m sb3_qac study``: a grid of trainings."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sb3_qac.commands import HelpFormatter
+from sb3_qac.common.checks import check_number
+from sb3_qac.study.catalogue import RUNGS, STUDIES, study_of
+
+
+def add_parser(commands: Any) -> None:
+    """:param commands: Where to add the command"""
+    study = commands.add_parser(
+        "study",
+        help="train a grid of algorithms and seeds, to be compared",
+        description="Trains each algorithm with each seed. Run it again after a kill or Ctrl-C: "
+        "it goes on with what is unfinished, exactly, and repeats nothing.",
+        epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
+        formatter_class=HelpFormatter,
+    )
+    study.add_argument(
+        "env", help=f"environment, or one of {', '.join(STUDIES)}: these may have other defaults than those below"
+    )
+    study.add_argument(
+        "--algos",
+        nargs="+",
+        metavar="ALGO",
+        help="task1, task2, beta1 (task 1 with beta=1), names of RL Zoo, or rungs of the ladder; default: a2c task1 task2",
+    )
+    study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each; default: 0 100")
+    study.add_argument("--steps", type=int, help="environment steps of each; default: those of the preset")
+    study.add_argument("--stop-return", type=float, help="mean return of an evaluation at which a training stops")
+    study.add_argument("--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000")
+    study.add_argument("--eval-episodes", type=int, help="whole episodes of an evaluation, played at once; default: 30")
+    study.add_argument(
+        "--deterministic", action="store_true", help="evaluate the most probable action instead of sampled ones"
+    )
+    study.add_argument(
+        "--stock", action="store_true", help="use SB3's Atari environments and network instead of the faster ones"
+    )
+    study.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of the faster network")
+    study.add_argument("--conf-file", help="YAML file with hyperparameters for all; default: each algorithm's own")
+    study.add_argument("--jobs", type=int, default=1, help="trainings at once")
+    study.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run them on this Ray cluster instead, auto for the one of this machine; needs the extra sb3_qac[ray], "
+        "and the output folder on all of its machines",
+    )
+    study.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
+    study.add_argument("--device", default="auto", help="PyTorch device")
+    study.add_argument(
+        "--wandb",
+        choices=("offline", "online", "disabled"),
+        help="mode of Weights & Biases; default: offline, which needs no account",
+    )
+    study.add_argument("--output", type=Path, help="folder; default: studies/ENV")
+    study.add_argument("--json", action="store_true", help="print the state of each run as JSON at the end")
+    study.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    :param args: Command line
+    :return: Exit code, 1 if a run failed
+    """
+    from sb3_qac.common.checkpoints import read_json
+    from sb3_qac.study.study import check_ray_address, run_study
+
+    folder = args.output or Path("studies", args.env)
+    if args.env == "ladder":
+        check_ladder(args.algos)
+    try:
+        check_number("jobs", args.jobs, minimum=1)
+        if args.ray is not None:
+            check_ray_address(args.ray)
+        runs = grid_of(args, folder)
+    except ValueError as error:
+        sys.exit(f"study: {error}")
+    try:
+        failed = run_study(runs, args.jobs, args.ray)
+    except KeyboardInterrupt:
+        sys.exit("study: interrupted; the same command goes on.")
+    except ImportError as error:
+        sys.exit(f"study: {error}. Install what --ray needs with: pip install 'sb3_qac[ray]'")
+    except (ValueError, ConnectionError) as error:
+        sys.exit(f"study: {error}")
+    if args.json:
+        print(json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
+    for run_folder, reason in failed.items():
+        print(f"{run_folder} failed: {reason} (see error.txt in that folder)", file=sys.stderr)
+    if args.env == "ladder":
+        from sb3_qac.study.ladder import write_page
+
+        print(write_page(folder, args.jobs), file=sys.stderr if args.json else sys.stdout)
+    return 1 if failed else 0
+
+
+def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
+    """
+    :param args: Command line of ``study``
+    :param folder: Folder of the study
+    :return: its runs
+    """
+    from sb3_qac.study.study import make_grid
+
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    asked = argparse.Namespace(**{**vars(study_of(args.env)), **given})
+    return make_grid(
+        asked.env,
+        asked.algos,
+        asked.seeds,
+        folder,
+        args.conf_file,
+        n_timesteps=asked.steps,
+        stop_return=args.stop_return,
+        eval_freq=asked.eval_freq,
+        n_eval_episodes=asked.eval_episodes,
+        deterministic=asked.deterministic,
+        native=not asked.stock,
+        dtype=None if asked.stock else asked.dtype,
+        n_threads=asked.threads,
+        device=asked.device,
+        wandb=asked.wandb,
+    )
+
+
+def check_ladder(algos: Sequence[str] | None) -> None:
+    """
+    End the program where there will be no page of the ladder, before half an hour of training instead of after it.
+
+    :param algos: Algorithms that are asked for; None for all
+    """
+    if algos is not None and not set(algos) & set(RUNGS):
+        sys.exit(f"study: the ladder has no rung {', '.join(algos)}. There are {', '.join(RUNGS)}.")
+    missing = [name for name in ("markdown", "matplotlib", "rliable") if find_spec(name) is None]
+    if missing:
+        sys.exit(f"study: the ladder's page needs {', '.join(missing)}: pip install 'sb3_qac[report]'")

@@ -1,0 +1,43 @@
+"""``python -m sb3_qac video``: the agent of a run, playing."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from sb3_qac.commands import HelpFormatter
+
+
+def add_parser(commands: Any) -> None:
+    """:param commands: Where to add the command"""
+    video = commands.add_parser(
+        "video",
+        help="record the agent of a finished run, whole games with sampled and with greedy actions",
+        formatter_class=HelpFormatter,
+    )
+    video.add_argument("folder", type=Path, metavar="RUN", help="folder of a run of a study")
+    video.add_argument("--games", type=int, default=3, help="whole games in each video")
+    video.add_argument("--fps", type=int, default=30, help="images a second; Atari games run at 15, every fourth image of 60")
+    video.add_argument("--gif", action="store_true", help="write the beginning as a GIF as well")
+    video.add_argument("--output", type=Path, help="folder for them; default: videos in that of the run")
+    video.add_argument("--json", action="store_true", help="print the raw returns of the games as JSON")
+    video.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    :param args: Command line
+    :return: Exit code
+    """
+    from sb3_qac.study.video import record_videos, summary
+
+    try:
+        returns = record_videos(args.folder, args.games, args.output, args.fps, args.gif)
+    except (ValueError, gym.error.Error) as error:
+        # Classic control draws with pygame, which is an extra of gymnasium
+        sys.exit(f"video: {error}")
+    print(json.dumps(returns) if args.json else "\n".join(summary(returns)))
+    return 0
