@@ -34,4 +34,3 @@ def test_the_notebook_runs(tmp_path):
     assert shown.count("image/png") == 2
     html = ["".join(output["data"]["text/html"]) for output in outputs if "text/html" in output.get("data", {})]
     assert sum("<video" in text and "data:video/mp4;base64," in text for text in html) == 2
-    assert not [output.text for output in outputs if output.get("name") == "stderr"]
