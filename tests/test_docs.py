@@ -21,7 +21,6 @@ from scipy.stats import ttest_ind
 from sb3_qac import __version__
 from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.study.catalogue import STUDIES
-from sb3_qac.study.records import load_study
 from sb3_qac.zoo import register
 
 ROOT = Path(__file__).parent.parent
@@ -219,6 +218,8 @@ def runs_of(study):
         for row in rows:
             row |= {name: float(row[name] or "nan") for name in ("seed", "steps", "last_evaluation", "training_return")}
         return rows
+    from sb3_qac.study.records import load_study
+
     return [
         {
             "environment": environment,
