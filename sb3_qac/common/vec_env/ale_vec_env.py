@@ -35,7 +35,7 @@ class AleVecEnv(VecEnv):
 
     Code: the environments are ``ale_py.vector_env.AtariVectorEnv``
 
-    :param env_id: Atari environment of gymnasium without a frame skip of its own, "*NoFrameskip-v4"
+    :param env_id: Atari environment of gymnasium without a frame skip of its own, ``"*NoFrameskip-v4"``
     :param n_envs: Number of environments
     :param seed: Seed of the first environment, those after it count up from there; at random if None
     :param monitor_dir: Folder for the monitor files, one for each environment; None writes none
