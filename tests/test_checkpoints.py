@@ -69,6 +69,14 @@ def test_the_newest_are_kept(tmp_path):
     assert newest_checkpoint(tmp_path).state == {"step": 100}
 
 
+@pytest.mark.parametrize("keep", range(1, 13))
+def test_exactly_the_newest_n_are_kept(keep, tmp_path):
+    for step in range(1, 16):
+        save_checkpoint(tmp_path, step, {"step": step}, keep)
+        steps = [load_checkpoint(path).state["step"] for path in checkpoints.checkpoints_in(tmp_path)]
+        assert steps == list(range(max(1, step - keep + 1), step + 1))
+
+
 def test_a_run_that_went_back_leaves_no_later_ones(tmp_path):
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, step, {"step": step})

@@ -59,9 +59,9 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     path = folder / f"step-{step:012d}.{_digest(data)}.safetensors"
     write_atomically(path, data)
     found = checkpoints_in(folder)
-    # Names are in the order of steps. Those at or after this step are of a time that the run went back from
+    # Names are in the order of steps. The run went back from those at or after this step
     before = [old for old in found if old.name < f"step-{step:012d}"]
-    for old in set(found) - {path, *before[len(before) - keep + 1 :]}:
+    for old in set(found) - {path, *before[max(len(before) - keep + 1, 0) :]}:
         old.unlink(missing_ok=True)
     # Of writes that a kill cut short
     for torn in folder.glob(".step-*.tmp"):
