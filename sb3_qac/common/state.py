@@ -73,8 +73,8 @@ def is_plain(value: Any) -> bool:
     """
     if isinstance(value, np.ndarray):
         return not value.dtype.hasobject
-    if isinstance(value, list | tuple | deque):
-        return type(value) in (list, tuple, deque) and all(is_plain(item) for item in value)
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return type(value) in (list, tuple, deque, set, frozenset) and all(is_plain(item) for item in value)
     if isinstance(value, dict):
         items = (*value.keys(), *value.values())
         return type(value) in (dict, OrderedDict) and all(is_plain(item) for item in items)
