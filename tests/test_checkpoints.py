@@ -44,7 +44,15 @@ STATE = {
     "zero-dimensional": np.array(1.5),
     "transposed": np.arange(24, dtype=np.uint8).reshape(2, 3, 4).transpose(0, 2, 1),
     "tensors": [th.rand(3), th.ones(2, dtype=th.bfloat16), th.tensor(3), th.zeros(0)],
-    "containers": [(1, (2, [3])), deque([1, 2], maxlen=5), deque([1]), {1: "a", None: {"!": 2}}, {"!": "tagged"}, {3, (1, "a")}, frozenset([2])],
+    "containers": [
+        (1, (2, [3])),
+        deque([1, 2], maxlen=5),
+        deque([1]),
+        {1: "a", None: {"!": 2}},
+        {"!": "tagged"},
+        {3, (1, "a")},
+        frozenset([2]),
+    ],
     "object": ObjectState("a.Kind", {"array": np.ones(2), "inner": ObjectState("another", {})}),
 }
 

@@ -1,6 +1,9 @@
 """A training that was stopped goes on as if it had not been."""
 
+import contextlib
 import csv
+import io
+import itertools
 import json
 import os
 import random
@@ -9,28 +12,40 @@ import signal
 import subprocess
 import sys
 import time
+import types
+from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 import torch as th
+import wandb
 from filelock import FileLock
+from rl_zoo3.callbacks import RawStatisticsCallback, SaveVecNormalizeCallback, TrialEvalCallback
+from rl_zoo3.exp_manager import ExperimentManager
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
+    CheckpointCallback,
+    ConvertCallback,
     EvalCallback,
     EveryNTimesteps,
+    LogEveryNTimesteps,
     StopTrainingOnMaxEpisodes,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from wandb.integration.sb3 import WandbCallback
 
-from sb3_qac import QA2C, REINFORCE
+from sb3_qac import QA2C, REINFORCE, zoo
 from sb3_qac.common import callbacks
 from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
-from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
+from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, read_json, save_checkpoint
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.logs import leveldb_records, results_writers
@@ -453,11 +468,11 @@ class SignalAt(BaseCallback):
         return True
 
 
-def test_ctrl_c_stops_after_the_update_with_a_checkpoint(tmp_path, capsys):
+def test_ctrl_c_stops_after_the_update_with_a_checkpoint(tmp_path, capfd):
     straight = make_model(QA2C).learn(2000)
     with pytest.raises(KeyboardInterrupt):
         make_model(QA2C).learn(2000, CallbackList([SignalAt(signal.SIGINT), ExactCheckpointCallback(tmp_path)]))
-    assert "SIGINT: stopping with a checkpoint" in capsys.readouterr().err
+    assert "SIGINT: stopping with a checkpoint" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # 100 is in the fourth rollout of 32 steps
     assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0, 128]
@@ -499,6 +514,303 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path):
     finally:
         signal.signal(signal.SIGINT, before)
     assert model.num_timesteps == 2016
+
+
+def zoo_training(algo, folder):
+    """:return: RL Zoo's manager and its model, as the same command makes them each time"""
+    zoo.register()
+    hyperparams = dict(callback=[{"sb3_qac.common.callbacks.ExactCheckpointCallback": dict(save_freq=64, verbose=0)}])
+    hyperparams.update(n_envs=4, n_steps=16, **(dict(batch_size=16, n_epochs=3) if algo == "ppo" else {}))
+    manager = ExperimentManager(
+        *(types.SimpleNamespace(), algo, "CartPole-v1", str(folder)),
+        **dict(n_timesteps=640, eval_freq=-1, seed=0, verbose=0, device="cpu", log_interval=-1, hyperparams=hyperparams),
+    )
+    return manager, manager.setup_experiment()[0]
+
+
+def fail():
+    raise RuntimeError("out of memory")
+
+
+def press_ctrl_c_twice():
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "qa2c"])
+@pytest.mark.parametrize("interrupt", [fail, press_ctrl_c_twice])
+def test_an_update_that_was_interrupted_is_repeated(algo, interrupt, tmp_path):
+    """RL Zoo calls ``on_training_end`` then too, with an update half done."""
+    straight_manager, straight = zoo_training(algo, tmp_path / "one")
+    straight_manager.learn(straight)
+
+    manager, model = zoo_training(algo, tmp_path / "other")
+    steps_per_update = 3 * 64 // 16 if algo == "ppo" else 1
+    count = itertools.count(1)
+    # In a middle minibatch of the fourth of ten updates; QA2C has one only
+    last = 3 * steps_per_update + (steps_per_update + 1) // 2
+    model.policy.optimizer.register_step_post_hook(lambda *_: interrupt() if next(count) == last else None)
+    with pytest.raises(RuntimeError) if interrupt is fail else contextlib.nullcontext():
+        manager.learn(model)
+    run = Path(manager.save_path, "checkpoints")
+    assert not read_json(run / "run.json")["finished"]
+    assert load_checkpoint(checkpoints_in(run)[-1]).state["model"]["num_timesteps"] == 3 * 64
+
+    manager, model = zoo_training(algo, tmp_path / "other")
+    assert run.parent == Path(manager.save_path)
+    manager.learn(model)
+    assert read_json(run / "run.json")["finished"]
+    assert_same_parameters(model, straight)
+
+
+def test_an_update_that_qa2c_refused_is_repeated(tmp_path):
+    straight_manager, straight = zoo_training("qa2c", tmp_path / "one")
+    straight_manager.learn(straight)
+
+    manager, model = zoo_training("qa2c", tmp_path / "other")
+    compute, count = model.rollout_buffer.compute_returns_and_advantage, itertools.count(1)
+
+    def compute_nan_once(*args, **kwargs):
+        compute(*args, **kwargs)
+        if next(count) == 4:
+            model.rollout_buffer.returns[:] = np.nan
+
+    model.rollout_buffer.compute_returns_and_advantage = compute_nan_once
+    with pytest.raises(ValueError, match="nan"):
+        manager.learn(model)
+    manager, model = zoo_training("qa2c", tmp_path / "other")
+    manager.learn(model)
+    assert_same_parameters(model, straight)
+
+
+def assert_same_parameters(one, other):
+    assert one._n_updates == other._n_updates and one.num_timesteps == other.num_timesteps
+    assert all(map(th.equal, one.policy.state_dict().values(), other.policy.state_dict().values()))
+    states = [flatten(model.policy.optimizer.state_dict()["state"]) for model in (one, other)]
+    assert states[0].keys() == states[1].keys() and all(np.array_equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_an_interruption_in_learn_of_a_subclass_is_not_an_end(hidden, tmp_path):
+    class Cautious(QA2C):
+        def learn(self, total_timesteps, callback, **kwargs):
+            try:
+                return super().learn(total_timesteps, callback, **kwargs)
+            finally:
+                callback.on_training_end()
+
+    model = make_model(Cautious)
+    model.policy.optimizer.register_step_post_hook(lambda *_: fail())
+    with pytest.raises(RuntimeError):
+        if hidden:
+            # An error that is being handled when the training starts is none of the training
+            try:
+                raise KeyError
+            except KeyError:
+                model.learn(100, ExactCheckpointCallback(tmp_path))
+        else:
+            model.learn(100, ExactCheckpointCallback(tmp_path))
+    assert not read_json(tmp_path / "run.json")["finished"]
+    assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0]
+
+
+def test_a_training_in_an_error_handler_comes_to_its_end(tmp_path):
+    try:
+        raise KeyError
+    except KeyError:
+        make_model(QA2C).learn(64, ExactCheckpointCallback(tmp_path))
+    assert read_json(tmp_path / "run.json")["finished"]
+    assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0, 64]
+
+
+class Games:
+    """State in an object of its own, with a generator."""
+
+    def __init__(self):
+        self.generator = th.Generator().manual_seed(0)
+        self.total = 0.0
+
+
+class Observer(BaseCallback):
+    """Plays an environment of its own with random actions, and writes down what it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.env = make_vec_env("CartPole-v1", 2, seed=7)
+        self.generators = [np.random.default_rng(seed) for seed in range(2)]
+        self.games, self.visited, self.phase = Games(), set(), "early"
+        self.rollouts = 0
+        self.seen = []
+
+    def _on_training_start(self):
+        # References to what is not its own
+        self.network, self.weights = self.model.policy.mlp_extractor, list(self.model.policy.parameters())
+        self.first_env, self.others = self.training_env.envs[0], [self.training_env, self.model.policy]
+        self.file, self.functions = io.StringIO(), {"square": np.square, "len": len}
+        self.env.reset()
+
+    def _on_rollout_start(self):
+        self.rollouts += 1
+
+    def _on_step(self):
+        actions = np.array([generator.integers(2) for generator in self.generators])
+        obs, _, _, _ = self.env.step(actions)
+        self.games.total += th.rand(1, generator=self.games.generator).item()
+        self.visited.add(int(10 * obs[0, 0]))
+        if self.num_timesteps > 500:
+            self.phase = "late"
+        self.seen.append((self.rollouts, obs.sum(), self.games.total, len(self.visited), self.phase))
+        return True
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
+def test_what_a_callback_has_made_for_itself_is_resumed(order, tmp_path):
+    def learn(folder, stop=np.inf):
+        observer = Observer()
+        checkpoint = ExactCheckpointCallback(folder, save_freq=300, verbose=0)
+        make_model(QA2C).learn(1600, [*[observer, InterruptAt(stop), checkpoint][::order]])
+        return observer
+
+    straight = learn(tmp_path / "one")
+    for stop in (700, 1100):
+        with pytest.raises(Interrupted):
+            learn(tmp_path / "other", stop)
+    resumed = learn(tmp_path / "other")
+    assert resumed.seen == straight.seen and len(resumed.seen) == 400
+    assert {phase for *_, phase in resumed.seen} == {"early", "late"}
+
+
+class Holder(BaseCallback):
+    def __init__(self, extra):
+        super().__init__()
+        self.extra = extra
+
+    def _on_step(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    "extra", [[Games(), Games()], th.nn.Linear(1, 1), {"a": object()}, iter([1])], ids=["list", "network", "dict", "iterator"]
+)
+def test_a_callback_whose_state_cannot_be_kept_is_refused_at_the_start(extra, tmp_path):
+    with pytest.raises(StateError, match=r"The state of Holder\.extra.* cannot be taken.*use numbers, arrays or random"):
+        make_model(QA2C).learn(64, [Holder(extra), ExactCheckpointCallback(tmp_path)])
+    # In a resumed training too
+    make_model(QA2C).learn(64, [Holder(1), ExactCheckpointCallback(tmp_path)])
+    with pytest.raises(StateError, match=r"The state of Holder\.extra.* cannot be taken"):
+        make_model(QA2C).learn(128, [Holder(extra), ExactCheckpointCallback(tmp_path)])
+
+
+def test_a_callback_behind_is_asked_for_by_its_attribute(tmp_path):
+    make_model(QA2C).learn(64, [Holder(Games()), ExactCheckpointCallback(tmp_path)])
+    with pytest.raises(StateError, match=r"Holder\.extra is a builtins.NoneType, but its saved state is that of a .*Games"):
+        make_model(QA2C).learn(128, [Holder(None), ExactCheckpointCallback(tmp_path)])
+
+
+@pytest.mark.filterwarnings("ignore:rich is experimental", "ignore:.*:optuna.exceptions.ExperimentalWarning")
+def test_callbacks_of_sb3_and_rl_zoo_and_wandb_are_taken(tmp_path, monkeypatch):
+    # None again after the test
+    monkeypatch.setattr(wandb, "run", None)
+
+    def eval_env():
+        return make_vec_env("CartPole-v1", 1, seed=3)
+
+    def learn(folder, stop=np.inf):
+        trial = optuna.create_study().ask()
+        often = dict(eval_freq=50, n_eval_episodes=1, verbose=0)
+        every = [
+            EvalCallback(eval_env(), StopTrainingOnRewardThreshold(10**6), StopTrainingOnNoModelImprovement(99), **often),
+            TrialEvalCallback(eval_env(), trial, **often),
+            CheckpointCallback(100, str(folder / "models")),
+            SaveVecNormalizeCallback(100, str(folder / "models")),
+            RawStatisticsCallback(),
+            WandbCallback(model_save_path=str(folder / "wandb"), model_save_freq=100),
+            LogEveryNTimesteps(300),
+            EveryNTimesteps(200, ConvertCallback(lambda *_: True)),
+            *(StopTrainingOnMaxEpisodes(10**6), CurvesCallback(), InterruptAt(stop)),
+            ExactCheckpointCallback(folder / "checkpoints", save_freq=100, verbose=0),
+        ]
+        model = make_model(QA2C, folder)
+        try:
+            return model.learn(1000, every, None, progress_bar=True)
+        finally:
+            model.logger.close()
+            model.env.close()
+
+    with wandb.init(mode="disabled"):
+        straight = learn(tmp_path / "one")
+        with pytest.raises(Interrupted):
+            learn(tmp_path / "other", stop=600)
+        assert_same_parameters(learn(tmp_path / "other"), straight)
+    rows = []
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        (logs,) = (folder / "tensorboard").iterdir()
+        rows.append(tensorboard_rows(logs))
+    assert rows[0] == rows[1] and any(tag == "raw/rollouts/episodic_return" for _, tag, _ in rows[0])
+
+
+def test_what_a_callback_records_before_a_rollout_is_in_a_row_once(tmp_path):
+    class Recorder(BaseCallback):
+        def _on_rollout_start(self):
+            self.logger.record_mean("mean", self.num_timesteps)
+
+        def _on_step(self):
+            return True
+
+    def learn(folder, stop=np.inf):
+        model = make_model(QA2C)
+        model.set_logger(configure(str(folder), ["json"]))
+        try:
+            callback = [Recorder(), InterruptAt(stop), ExactCheckpointCallback(folder / "checkpoints", 320)]
+            model.learn(640, callback, log_interval=5)
+        finally:
+            model.logger.close()
+
+    learn(tmp_path / "one")
+    with pytest.raises(Interrupted):
+        learn(tmp_path / "other", stop=400)
+    learn(tmp_path / "other")
+    rows = [(tmp_path / name / "progress.json").read_text().splitlines() for name in ("one", "other")]
+    assert [json.loads(row)["mean"] for row in rows[0]] == [json.loads(row)["mean"] for row in rows[1]]
+
+
+def test_the_users_list_of_callbacks_stays_as_it_is(tmp_path):
+    mine = [InterruptAt(np.inf), ExactCheckpointCallback(tmp_path / "list")]
+    make_model(QA2C).learn(64, mine)
+    assert len(mine) == 2
+    both = CallbackList([InterruptAt(np.inf), ExactCheckpointCallback(tmp_path / "object")])
+    make_model(QA2C).learn(64, both)
+    assert len(both.callbacks) == 2
+    make_model(QA2C).learn(128, both)
+    assert len(both.callbacks) == 2
+
+
+def test_state_that_can_no_longer_be_read_does_not_stop_a_training(tmp_path):
+    class Breaking(Holder):
+        def _on_step(self):
+            if self.num_timesteps == 640:
+                self.extra = object()
+            return True
+
+    with pytest.warns(UserWarning, match=r"No checkpoint of step .* Breaking\.extra .* The training continues") as caught:
+        model = make_model(QA2C).learn(1000, [Breaking(1), ExactCheckpointCallback(tmp_path, save_freq=200)])
+    assert model.num_timesteps == 1024
+    # Rollouts are of 32 steps. At 672, 896 and the end
+    assert len(caught) == 3 and [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0, 224, 448]
+
+
+def test_a_signal_inside_a_write_to_stderr_is_no_error(tmp_path, monkeypatch, capfd):
+    class Busy:
+        def write(self, text):
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(sys, "stderr", Busy())
+    with pytest.raises(KeyboardInterrupt):
+        make_model(QA2C).learn(2000, [SignalAt(signal.SIGINT), ExactCheckpointCallback(tmp_path)])
+    assert "SIGINT: stopping with a checkpoint" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("algo", "stack", "seed"), [("qa2c", "native", 0), ("a2c", "stock", 1)])
@@ -558,7 +870,7 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
     output = subprocess.run(
         [*command, "--verbose", "0"], cwd=killed, env=environment, check=True, capture_output=True, text=True
     )
-    assert "Going on from step" in output.stdout
+    assert "Resuming from step" in output.stdout
 
     assert [path.name for path in (killed / "logs" / "qa2c").iterdir()] == ["CartPole-v1_1"]
     runs = [folder / "logs" / "qa2c" / "CartPole-v1_1" for folder in (reference, killed)]

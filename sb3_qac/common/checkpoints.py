@@ -27,7 +27,7 @@ NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
 TAG = "!"
 # What safetensors stores as it is; other arrays go as bytes
 ARRAY_TYPES = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 bool".split())
-CONTAINERS: dict[str, type] = {"dict": dict, "tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset}
+CONTAINERS: dict[str, Any] = {"dict": dict, "tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset}
 # Bytes: that of the largest number of numpy's, and of a vector register
 ALIGNMENT = 64
 
@@ -233,8 +233,8 @@ class _Encoder:
             return {key: self.encode(item, f"{name}/{key}") for key, item in value.items()}
         if isinstance(value, ObjectState):
             return {TAG: "object", "kind": value.kind, "values": self.encode(value.values, name)}
-        if isinstance(value, tuple(CONTAINERS.values())):
-            items = [list(item) for item in value.items()] if isinstance(value, dict) else list(value)
+        if isinstance(value, dict | tuple | deque | set | frozenset):
+            items: list[Any] = [list(item) for item in value.items()] if isinstance(value, dict) else list(value)
             kind = next(name for name, kind in CONTAINERS.items() if isinstance(value, kind))
             return {TAG: kind, "items": self.encode(items, name), "maxlen": getattr(value, "maxlen", None)}
         if not is_plain(value):
@@ -271,7 +271,8 @@ def _overlapping_arrays(state: Any) -> Iterator[list[np.ndarray]]:
             owner = owner.base
         by_owner.setdefault(id(owner if owner.base is None else owner.base), []).append(array)
     for arrays in by_owner.values():
-        group, end = [], 0
+        group: list[np.ndarray] = []
+        end = 0
         for array in sorted(arrays, key=_byte_bounds):
             low, high = _byte_bounds(array)
             if low >= end:
