@@ -25,6 +25,7 @@ from rl_zoo3.callbacks import RawStatisticsCallback, SaveVecNormalizeCallback, T
 from rl_zoo3.exp_manager import ExperimentManager
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
@@ -39,6 +40,7 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from wandb.integration.sb3 import WandbCallback
 
@@ -255,6 +257,10 @@ def test_the_checkpoint_of_another_training_is_refused(other, message, tmp_path)
         other().learn(200, ExactCheckpointCallback(tmp_path))
 
 
+class OtherBuffer(RolloutBuffer):
+    pass
+
+
 @pytest.mark.parametrize(
     ("algorithm", "kwargs", "message"),
     [
@@ -267,6 +273,12 @@ def test_the_checkpoint_of_another_training_is_refused(other, message, tmp_path)
         (A2C, dict(normalize_advantage=True), "normalize_advantage is True, and was False"),
         (A2C, dict(use_rms_prop=False), "optimizer_class is 'Adam', and was 'RMSprop'"),
         (A2C, dict(rms_prop_eps=0.1), "optimizer_kwargs is {.*'eps': 0.1.*}, and was {.*'eps': 1e-05.*}"),
+        (A2C, dict(rollout_buffer_class=OtherBuffer), "rollout_buffer_class is 'OtherBuffer', and was 'RolloutBuffer'"),
+        (
+            A2C,
+            dict(policy_kwargs=dict(share_features_extractor=False)),
+            "policy_kwargs is {'share_features_extractor': False}, and was {}",
+        ),
         (A2C, dict(policy_kwargs=dict(net_arch=[32])), r"net_arch is \[32\], and was {'pi': \[64, 64\], 'vf': \[64, 64\]}"),
         (A2C, dict(policy_kwargs=dict(activation_fn=th.nn.ReLU)), "activation_fn is 'ReLU', and was 'Tanh'"),
     ],
@@ -275,6 +287,30 @@ def test_a_training_with_another_setting_is_refused(algorithm, kwargs, message, 
     make_model(algorithm).learn(10, ExactCheckpointCallback(tmp_path))
     with pytest.raises(CheckpointError, match=f"another training: {message}"):
         resume(make_model(algorithm, **kwargs), tmp_path)
+
+
+class WithBonus(A2C):
+    """An algorithm of the user's, with two arguments of its own."""
+
+    def __init__(self, *args, bonus=1.0, decay=0.5, **kwargs):
+        self.bonus, self.decay = bonus, LinearSchedule(decay, 0.0, 1.0)
+        super().__init__(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (dict(bonus=2.0), "bonus is 2.0, and was 1.0"),
+        (dict(decay=0.25), r"decay is \[0.25, 0.125\], and was \[0.5, 0.25\]"),
+        (dict(ent_coef=0.5), "ent_coef is 0.5, and was 0.0"),
+    ],
+)
+def test_arguments_of_the_users_own_algorithm_are_compared(kwargs, message, tmp_path):
+    make_model(WithBonus).learn(10, ExactCheckpointCallback(tmp_path))
+    with pytest.raises(CheckpointError, match=f"another training: {message}"):
+        resume(make_model(WithBonus, **kwargs), tmp_path)
+    # What does not change the numbers may differ
+    resume(make_model(WithBonus, verbose=0, stats_window_size=10, tensorboard_log=str(tmp_path)), tmp_path)
 
 
 def test_checkpoints_that_name_fewer_settings_are_gone_on_from(tmp_path):
