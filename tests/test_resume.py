@@ -20,6 +20,7 @@ import optuna
 import pytest
 import torch as th
 import wandb
+import yaml
 from filelock import FileLock
 from rl_zoo3.callbacks import RawStatisticsCallback, SaveVecNormalizeCallback, TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
@@ -50,10 +51,11 @@ from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_
 from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, read_json, save_checkpoint
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
-from sb3_qac.common.logs import leveldb_records, results_writers
+from sb3_qac.common.logs import WandbOutputFormat, read_log, results_writers, rewrite_log
 from sb3_qac.common.state import StateError
 from sb3_qac.zoo import unfinished_run
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
+from tests.wandb_files import wandb_configs, wandb_parts
 
 
 class Interrupted(Exception):
@@ -879,19 +881,6 @@ def start_and_kill(command, folder, number, environment, step):
     return child.returncode
 
 
-def wandb_rows(folder):
-    """:return: rows of the offline run, in the order of its parts"""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    rows = []
-    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        for data in leveldb_records(path.read_bytes()[7:]):
-            items = Record.FromString(data).history.item
-            if items:
-                rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
-    return rows
-
-
 def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     reference, killed = tmp_path / "reference", tmp_path / "killed"
@@ -918,17 +907,43 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
         monitors = [read_monitor(run / f"{i}.monitor.csv") for run in runs]
         assert monitors[0] == monitors[1] and monitors[0]
 
-    rows = [wandb_rows(folder) for folder in (reference, killed)]
-    for row in [*rows[0], *rows[1]]:
-        for name in ("time/fps", "_timestamp", "_runtime", "_step"):
+    (rows,), parts = wandb_parts(reference), wandb_parts(killed)
+    for row in itertools.chain(rows, *parts):
+        for name in ("time/fps", "_timestamp", "_runtime"):
             row.pop(name, None)
-    assert rows[0] == rows[1] and len(rows[0]) > 10
+    # The last part has them all, with W&B's steps as if there had been one process; those before were cut short
+    assert parts[-1] == rows and len(rows) > 10
+    assert all(part == rows[: len(part)] for part in parts)
+    assert [row["_step"] for row in rows] == list(range(len(rows)))
     ids = {path.name.rpartition("-")[2] for path in killed.glob("wandb/offline-run-*")}
     assert ids == {wandb_run_id(runs[1] / "checkpoints")} and len(list(killed.glob("wandb/offline-run-*"))) == 3
 
     # Finished: the same command starts a new one
     subprocess.run([*zoo_command(), "-n", "400"], cwd=killed, env=environment, check=True, capture_output=True)
     assert sorted(path.name for path in (killed / "logs" / "qa2c").iterdir()) == ["CartPole-v1_1", "CartPole-v1_2"]
+
+
+def test_a_zoo_command_without_a_seed_resumes_with_the_seed_of_its_run(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    command = [*zoo_command("--track"), "-n", "16000"]
+    at = command.index("--seed")
+    del command[at : at + 2]
+    assert start_and_kill(command, tmp_path, signal.SIGKILL, environment, step=8000) == -signal.SIGKILL
+    run = tmp_path / "logs" / "qa2c" / "CartPole-v1_1"
+    seed = read_json(run / "checkpoints" / "run.json")["seed"]
+    output = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+    assert f"Seed: {seed}, that of the run" in output and "Resuming from step" in output
+    assert dict(yaml.load((run / "CartPole-v1" / "args.yml").read_text(), Loader=yaml.UnsafeLoader))["seed"] == seed
+    assert read_json(run / "checkpoints" / "run.json")["seed"] == seed
+    assert [config["seed"] for config in wandb_configs(tmp_path)] == [seed, seed]
+
+    # As if it had been given, and the training never stopped
+    with_seed = [*zoo_command("--seed", str(seed)), "-n", "16000"]
+    subprocess.run([*with_seed, "--log-folder", "other"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    models = [QA2C.load(tmp_path / folder / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip") for folder in ("logs", "other")]
+    assert models[0].seed == models[1].seed == seed
+    assert_same_parameters(*models)
+    assert read_json(run / "checkpoints" / "run.json")["finished"]
 
 
 def test_only_an_unfinished_run_of_the_same_command_is_gone_on_with(tmp_path):
@@ -957,20 +972,78 @@ def test_wandb_run_id_of_a_new_folder_is_none(tmp_path):
     assert wandb_run_id(tmp_path) is None
 
 
-def fragment(kind, data):
-    return bytes(4) + len(data).to_bytes(2, "little") + bytes([kind]) + data
+class WandbRun:
+    """W&B's side of a run, as its service has it: rows below the current step are dropped, with a warning for each."""
+
+    def __init__(self, starting_step=0):
+        self.starting_step = self.step = starting_step
+        self.rows, self.n_warnings = {}, 0
+
+    def define_metric(self, *args, **kwargs):
+        pass
+
+    def log(self, row, step=None, commit=None):
+        if step is not None and step < self.step:
+            self.n_warnings += 1
+            return
+        step = self.step if step is None else step
+        self.rows.setdefault(step, {}).update(row)
+        self.step = step + 1
 
 
-def test_records_that_cross_blocks_or_are_torn_are_read_as_leveldb_writes_them():
-    # The first block is shorter by W&B's header of 7 bytes; a record never starts in the last 6 bytes of a block
-    first = b"a" * (32768 - 7 - 7 - 3)
-    log = fragment(1, first) + bytes(3) + fragment(1, b"b" * 100)
-    assert list(leveldb_records(log)) == [first, b"b" * 100]
-    long = os.urandom(70000)
-    left = 32768 - 7 - 7
-    parts = [long[:left], long[left : left + 32761], long[left + 32761 :]]
-    log = fragment(2, parts[0]) + fragment(3, parts[1]) + fragment(4, parts[2])
-    assert list(leveldb_records(log)) == [long]
-    assert list(leveldb_records(log[:-1])) == []
-    assert list(leveldb_records(fragment(1, b"whole") + fragment(1, b"torn")[:-2])) == [b"whole"]
-    assert list(leveldb_records(fragment(1, b"whole") + bytes(50))) == [b"whole"]
+def write_rows(output_format, values):
+    for value in values:
+        output_format.write({"x": value}, {"x": ()}, step=10 * (value // 2))
+
+
+def test_rows_that_wandb_has_are_not_logged_again_and_others_are(tmp_path):
+    run = WandbRun()
+    written = WandbOutputFormat(run, tmp_path / "rows.jsonl")
+    write_rows(written, range(8))
+    content = read_log(written.file)
+    # Two rows may have the same step of the training
+    assert run.rows == {i: {"x": i, "global_step": 10 * (i // 2)} for i in range(8)}
+    write_rows(written, range(8, 12))
+    written.close()
+
+    # W&B has a row less than the checkpoint, as many, or some of those behind it
+    for n_there in (7, 8, 10):
+        resumed_run = WandbRun(n_there)
+        resumed = WandbOutputFormat(resumed_run, tmp_path / "rows.jsonl")
+        rewrite_log(resumed.file, content)
+        resumed.log_again()
+        write_rows(resumed, range(8, 12))
+        resumed.close()
+        assert {i: row["x"] for i, row in resumed_run.rows.items()} == {i: i for i in range(n_there, 12)}
+        assert resumed_run.n_warnings == 0
+
+
+def test_rows_of_the_users_own_do_not_crowd_ours_out(tmp_path):
+    run = WandbRun()
+    output_format = WandbOutputFormat(run, tmp_path / "rows.jsonl")
+    for i in range(4):
+        run.log({"mine": i}), run.log({"mine": i})
+        write_rows(output_format, [i])
+    output_format.close()
+    assert run.n_warnings == 0 and [row["x"] for row in run.rows.values() if "x" in row] == list(range(4))
+
+
+def test_wandb_itself_has_each_row_under_its_number(tmp_path, monkeypatch):
+    """The same with W&B: its service, offline."""
+    monkeypatch.setattr(wandb, "run", None)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    content = b""
+    for start in (0, 8):
+        with wandb.init(mode="offline", project="p", id="one-run", dir=str(tmp_path)) as run:
+            output_format = WandbOutputFormat(run, tmp_path / "rows.jsonl")
+            rewrite_log(output_format.file, content)
+            output_format.log_again()
+            if start:
+                run.log({"mine": 1})
+            write_rows(output_format, range(start, start + 8))
+            content = read_log(output_format.file)
+            output_format.close()
+    # Its service has written everything when it has ended
+    wandb.teardown()
+    parts = [[(row["_step"], row["x"]) for row in part if "x" in row] for part in wandb_parts(tmp_path)]
+    assert parts == [[(i, i) for i in range(8)], [(i, i) for i in range(8)] + [(i + 1, i) for i in range(8, 16)]]

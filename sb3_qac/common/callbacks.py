@@ -303,7 +303,7 @@ class ExactCheckpointCallback(BaseCallback):
             rewrite_log(file, zlib.decompress(content))
         for output_format in self.model.logger.output_formats:
             if isinstance(output_format, WandbOutputFormat):
-                output_format.go_on()
+                output_format.log_again()
         for path, content in zip(evaluation_files, state["evaluation_files"], strict=True):
             if content is None:
                 path.unlink(missing_ok=True)
