@@ -52,7 +52,7 @@ from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in, load_che
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.logs import WandbOutputFormat, read_log, results_writers, rewrite_log
-from sb3_qac.common.state import StateError
+from sb3_qac.common.state import StateError, take
 from sb3_qac.zoo import unfinished_run
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
 from tests.wandb_files import wandb_configs, wandb_parts
@@ -739,7 +739,20 @@ def test_a_callback_whose_state_cannot_be_kept_is_refused_at_the_start(extra, tm
         make_model(QA2C).learn(128, [Holder(extra), ExactCheckpointCallback(tmp_path)])
 
 
-def test_a_callback_behind_is_asked_for_by_its_attribute(tmp_path):
+class FrozenTeacher(th.nn.Linear):
+    pass
+
+
+def test_a_class_may_be_registered_as_one_without_state(tmp_path):
+    take.register(FrozenTeacher, lambda obj, name, seen: {})
+    for n_steps in (64, 128):
+        teacher = FrozenTeacher(1, 1)
+        weight = teacher.weight.clone()
+        make_model(QA2C).learn(n_steps, [Holder(teacher), ExactCheckpointCallback(tmp_path)])
+        assert th.equal(teacher.weight, weight)
+
+
+def test_a_part_of_a_callback_that_is_missing_is_asked_for(tmp_path):
     make_model(QA2C).learn(64, [Holder(Games()), ExactCheckpointCallback(tmp_path)])
     with pytest.raises(StateError, match=r"Holder\.extra is a builtins.NoneType, but its saved state is that of a .*Games"):
         make_model(QA2C).learn(128, [Holder(None), ExactCheckpointCallback(tmp_path)])
