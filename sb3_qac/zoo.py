@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.utils import set_random_seed
 
-from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
+from sb3_qac.common.callbacks import ExactCheckpointCallback, active_wandb_run, wandb_run_id
+from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_package
 from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
@@ -257,8 +259,8 @@ def _what_is_run(command: Sequence[str]) -> list[str]:
 
 def _resume_exactly(exp_manager: ModuleType) -> None:
     """
-    With an ``ExactCheckpointCallback`` among the hyperparameters, a command that is run again goes on with its unfinished run,
-    in the same folder and the same run of Weights & Biases.
+    With an ``ExactCheckpointCallback`` among the hyperparameters, a command that is run again resumes its unfinished run, in
+    the same folder, with the same seed and in the same run of Weights & Biases.
     """
     manager_class = exp_manager.ExperimentManager
     create_log_folder = manager_class.create_log_folder
@@ -271,6 +273,7 @@ def _resume_exactly(exp_manager: ModuleType) -> None:
             if run is not None:
                 self.save_path = str(run)
                 self.params_path = f"{run}/{self.env_name}"
+                _take_seed_of(run, self)
             callback.folder = callback.folder or Path(self.save_path) / "checkpoints"
             if "wandb" in sys.modules:
                 # The callback logs every row itself, so that none is lost or there twice
@@ -280,8 +283,26 @@ def _resume_exactly(exp_manager: ModuleType) -> None:
     manager_class.create_log_folder = create_or_find_log_folder
 
 
+def _take_seed_of(run: Path, manager: Any) -> None:
+    """
+    Without ``--seed``, RL Zoo draws another seed at each start, before it knows its folder.
+
+    :param run: Folder of the run to resume
+    :param manager: RL Zoo's manager, which has not made its environments yet
+    """
+    seed = read_json(run / "checkpoints" / "run.json").get("seed")
+    if seed is None or seed == manager.seed:
+        return
+    print(f"Seed: {seed}, that of the run in {run}")
+    manager.seed = manager.args.seed = seed
+    set_random_seed(seed)
+    wandb_run = active_wandb_run()
+    if wandb_run is not None:
+        wandb_run.config.update({"seed": seed}, allow_val_change=True)
+
+
 def _resume_wandb(exp_manager: ModuleType) -> None:
-    """RL Zoo starts its run of Weights & Biases before anything else; these variables make it go on with the one that was."""
+    """RL Zoo starts its run of Weights & Biases before anything else. These variables make it resume the former one."""
     # The script `rl_zoo3` will take the name of its command away
     command = sys.argv[:1] + sys.argv[2:] if sys.argv[1:2] == ["train"] else sys.argv
     arguments = _zoo_arguments(command)

@@ -167,6 +167,46 @@ class Counting(gym.Env):
         return np.array([self.count], dtype=np.float32), 0.0, self.count % 10 == 0, False, {}
 
 
+class Board(Counting):
+    """Its row is a view of its board, and the copy of it is made and left by the game."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.board = np.zeros((3, 4))
+        self.row = self.board[1]
+        self.before = self.row
+
+    def step(self, action):
+        # Alternately its own array and a view of the board
+        self.before = self.row.copy() if self.count % 2 else self.row
+        self.row += 1
+        self.board[2] += self.before
+        return super().step(action)
+
+
+@pytest.mark.parametrize("n_steps", [0, 3, 4])
+def test_attributes_that_are_views_of_one_array_are_so_again(n_steps, tmp_path):
+    env, other = Board(), Board()
+    for _ in range(n_steps):
+        env.step(0)
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    for _ in range(5):
+        np.testing.assert_array_equal(other.board, env.board)
+        np.testing.assert_array_equal(other.row, other.board[1])
+        np.testing.assert_array_equal(other.before, env.before)
+        env.step(0), other.step(0)
+
+
+def test_wrappers_that_keep_the_observation_of_the_one_inside_share_it_again(tmp_path):
+    env, other = (VecNormalize(VecFrameStack(make_vec_env("CartPole-v1", 2, seed=0), 3)) for _ in range(2))
+    for vec_env in (env, other):
+        vec_env.reset()
+        play(vec_env, np.random.default_rng(0), 30)
+    assert np.shares_memory(env.old_obs, env.venv.stacked_obs.stacked_obs)
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    assert np.shares_memory(other.old_obs, other.venv.stacked_obs.stacked_obs)
+
+
 class Part:
     def __init__(self):
         self.values = np.zeros(3)

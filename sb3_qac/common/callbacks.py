@@ -1,8 +1,9 @@
-"""Exact resume: a training that was stopped at any moment goes on as if nothing had happened."""
+"""Exact resume: a training that was stopped at any moment continues as if nothing had happened."""
 
 import contextlib
 import copy
 import inspect
+import itertools
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from stable_baselines3.common.logger import (
     TensorBoardOutputFormat,
 )
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checkpoints import (
@@ -54,16 +56,19 @@ from sb3_qac.common.state import (
     get_state,
     is_plain,
     plain_attributes,
+    put,
     put_attributes,
     random_state,
     seeded_random_state,
     set_random_state,
     set_state,
+    take,
+    take_attributes,
 )
 
 SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
 
-# What a model knows of its training, beside its policy
+# State of a model's training, without its policy
 MODEL_ATTRIBUTES = (
     "num_timesteps",
     "_n_updates",
@@ -76,38 +81,41 @@ MODEL_ATTRIBUTES = (
     "_last_episode_starts",
     "_last_original_obs",
 )
-# Attributes of callbacks that belong to this process, or that the user may change
-CALLBACK_ATTRIBUTES_SKIPPED = frozenset(
-    {"model", "parent", "locals", "globals", "verbose", "callback", "callbacks", "eval_env"}
-    # Of SB3's StopTrainingOnMaxEpisodes, made of its setting
-    | {"_total_max_episodes"}
-)
+# Attributes of every callback that belong to this process, and one of SB3's StopTrainingOnMaxEpisodes, made of its setting
+CALLBACK_ATTRIBUTES_SKIPPED = frozenset({"model", "parent", "locals", "globals", "verbose", "_total_max_episodes"})
+# Packages whose objects are displays or services: a callback that holds one has no state in it
+SERVICES = ("matplotlib", "optuna", "rich", "tensorboard", "torch.utils.tensorboard", "tqdm", "wandb")
+# Arguments of algorithms that do not change the numbers, or that are compared in another way
+ARGUMENTS_NOT_COMPARED = frozenset({"policy", "policy_kwargs", "env", "learning_rate", "tensorboard_log", "verbose", "device"})
+SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
 
 
 class ExactCheckpointCallback(BaseCallback):
     """
-    Keeps checkpoints of a training from which it goes on exactly, and does so when ``learn`` is called again::
+    Writes checkpoints of a training, and resumes the training exactly when ``learn`` is called again::
 
         model = QA2C("CnnPolicy", env, seed=0)
         model.learn(15_000_000, callback=[EvalCallback(eval_env), ExactCheckpointCallback("runs/pong")])
 
-    Run the same script again after a kill, and it goes on from the newest checkpoint in the folder: parameters, optimizer,
-    counters and schedules, environments and emulators, random generators, evaluations, and the log files that were open.
-    On a CPU every number after it is that of a training that was never stopped.
+    Run the same script again after a kill, and it resumes from the newest checkpoint in the folder: parameters, optimizer,
+    counters and schedules, environments and emulators, random generators, callbacks, and the log files that were open.
+    On a CPU every number after it is identical to that of a training that was never stopped.
 
     A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end
-    if the training does not end inside a rollout, and after SIGINT or SIGTERM, which then take their course; a second one
-    stops at once.
+    if the training does not end inside a rollout, and after SIGINT or SIGTERM, which are then handled as usual. A second
+    signal stops at once. An update that was interrupted is never saved: the next start repeats it.
 
     Evaluations draw from random generators of their own, so that they do not change the training.
 
     It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) or names it in an attribute
-    ``training_state`` (QPPO), and environments in a ``DummyVecEnv`` or an ``AleVecEnv``.
+    ``training_state`` (QPPO), and environments in a ``DummyVecEnv`` or an ``AleVecEnv``. The state of the other callbacks is
+    kept too: plain data, random generators, environments and objects made of them. A callback with anything else is refused
+    at the start.
 
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints
-    :param keep: How many of the newest to keep
-    :param verbose: Verbosity level: 0 for no output, 1 for a line where a training goes on, 2 for each checkpoint
+    :param keep: Number of checkpoints to keep: the newest ones
+    :param verbose: Verbosity level: 0 for no output, 1 for a line when a training is resumed, 2 for each checkpoint
     :raises ValueError: if ``save_freq`` or ``keep`` is less than 1
     """
 
@@ -124,11 +132,13 @@ class ExactCheckpointCallback(BaseCallback):
         self._log_clock = LogClock(self)
         self._saved_at = -1
         self._evaluated = False
-        self._between_updates = False
+        self._rollout_is_complete = False
         # Of the other callbacks, as they were when the training started
         self._settings: dict[BaseCallback, dict[str, Any]] = {}
         self._evaluation_random_state: dict[str, Any] = {}
-        self._random_state_to_restore: dict[str, Any] | None = None
+        # What is left to restore until every callback has started
+        self._state_to_restore: dict[str, Any] | None = None
+        self._error_at_start: BaseException | None = None
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
         self._lock: FileLock | None = None
@@ -139,14 +149,15 @@ class ExactCheckpointCallback(BaseCallback):
         check_supported(self.model)
         if self.folder is None:
             raise ValueError("`folder` is missing: ExactCheckpointCallback(folder='runs/my-run')")
+        self._rollout_is_complete, self._state_to_restore = False, None
         self._take_folder(self.folder)
         for evaluation in self._evaluations():
             self._isolate(evaluation)
         root = self.locals["callback"]
         if isinstance(root, CallbackList) and self._log_clock not in root.callbacks:
-            # Behind all others: what they record at the end of a rollout is in its row
+            # Behind all others: what they record at the end of a rollout is in its row. The list itself is the user's
             self._log_clock.init_callback(self.model)
-            root.callbacks.append(self._log_clock)
+            root.callbacks = [*root.callbacks, self._log_clock]
 
         for callback in self._callbacks():
             self._settings.setdefault(callback, callback_settings(callback))
@@ -159,52 +170,65 @@ class ExactCheckpointCallback(BaseCallback):
             check_same_training(self.model, checkpoint)
             self._restore(checkpoint.state)
             if self.verbose >= 1:
-                print(f"Going on from step {self.model.num_timesteps} ({checkpoint.path})")
+                print(f"Resuming from step {self.model.num_timesteps} ({checkpoint.path})")
         self._write_run_file(finished=False)
+        # `learn` may be called where another error is being handled
+        self._error_at_start = sys.exc_info()[1]
         self._catch_signals()
 
     def _on_rollout_start(self) -> None:
-        if self._random_state_to_restore is not None:
-            # Other callbacks may have drawn some at the start of the training
-            set_random_state(self._random_state_to_restore)
-            self._random_state_to_restore = None
+        if self._state_to_restore is not None:
+            self._restore_after_start(self._state_to_restore)
+            self._state_to_restore = None
+            # What cannot be kept is refused now, not hours later
+            self._state()
         steps_since = self.model.num_timesteps - self._saved_at
         if self._saved_at < 0 or steps_since >= self.save_freq or self._evaluated or self._signal is not None:
             self.save()
         if self._signal is not None:
             self._pass_signal_on(self._signal)
-        self._between_updates = False
+        self._rollout_is_complete = False
 
     def _on_step(self) -> bool:
         return True
 
     def _on_rollout_end(self) -> None:
         self.iteration += 1
-        self._between_updates = True
+        self._rollout_is_complete = True
         if self.locals["callback"] is self:
             self._log_clock.on_rollout_end()
 
     def _on_training_end(self) -> None:
         if self._lock is None:
             return
-        if self._between_updates:
+        # RL Zoo calls this after an interrupted update too, which may be half done, and hides that it was interrupted
+        learn_is_done = self._is_learning(sys._getframe()) and sys.exc_info()[1] is self._error_at_start
+        if learn_is_done and self._rollout_is_complete:
             self.save()
-        if self._signal is None and sys.exc_info()[0] is None:
+        if learn_is_done and self._signal is None:
             self._write_run_file(finished=True)
+        root = self.locals["callback"]
+        if isinstance(root, CallbackList):
+            root.callbacks = [callback for callback in root.callbacks if callback is not self._log_clock]
         self._leave_signals()
         self._lock.release(force=True)
         self._lock = None
 
     def save(self) -> None:
-        """Write a checkpoint now. Where it cannot be written (a full disk), the training goes on with a warning."""
+        """Write a checkpoint now. If that fails after the first one, the training continues with a warning."""
         assert self.folder is not None
-        if self._saved_at == self.model.num_timesteps:
+        steps, steps_before = self.model.num_timesteps, self._saved_at
+        if steps_before == steps:
             return
-        self._saved_at, self._evaluated = self.model.num_timesteps, False
+        self._saved_at, self._evaluated = steps, False
         try:
-            path = save_checkpoint(self.folder, self.model.num_timesteps, self._state(), self.keep)
-        except OSError as error:
-            warnings.warn(f"No checkpoint of step {self.model.num_timesteps} could be written: {error}", stacklevel=2)
+            path = save_checkpoint(self.folder, steps, self._state(), self.keep)
+        except Exception as error:
+            # A training of hours is worth more than one checkpoint. At its start nothing is lost yet
+            if steps_before < 0 and not isinstance(error, OSError):
+                raise
+            advice = "The training continues, and the checkpoints before it stay."
+            warnings.warn(f"No checkpoint of step {steps} could be written: {error} {advice}", stacklevel=2)
             return
         if self.verbose >= 2:
             print(f"Checkpoint: {path}")
@@ -218,13 +242,21 @@ class ExactCheckpointCallback(BaseCallback):
         tensorboard = [f for f in logger.output_formats if isinstance(f, TensorBoardOutputFormat)]
         for output_format in tensorboard:
             sync_files(Path(output_format.writer.log_dir))
+        # A callback may refer to all this, which is not its own
+        seen = {id(self), id(self._log_clock), *map(id, flatten(self.locals["callback"])), *map(id, parts_of(model))}
+        state = model_state(model, seen)
+        evaluation_envs = []
+        for env in self._evaluation_envs():
+            seen_there: set[int] = set()
+            evaluation_envs.append(get_state(env, "the evaluation environment", seen_there))
+            seen |= seen_there
         return {
-            **model_state(model),
+            **state,
             "random": get_random_state(),
             "evaluation_random": self._evaluation_random_state,
-            "evaluation_envs": [get_state(env, "the evaluation environment") for env in self._evaluation_envs()],
+            "evaluation_envs": evaluation_envs,
             "callbacks": [
-                [type(callback).__name__, callback_state(callback, self._settings.get(callback, {}))]
+                [type(callback).__name__, callback_state(callback, self._settings.get(callback, {}), seen)]
                 for callback in self._callbacks()
             ],
             "iteration": self.iteration,
@@ -244,7 +276,12 @@ class ExactCheckpointCallback(BaseCallback):
         :raises CheckpointError: if callbacks or log files are other ones
         """
         restore_model(self.model, state)
-        self._restore_callbacks(state["callbacks"])
+        self._check_same_callbacks(state["callbacks"])
+        called_before = self._called_before()
+        for callback, (_, values) in zip(self._callbacks(), state["callbacks"], strict=True):
+            plain = {name: value for name, value in values.items() if is_plain(value)}
+            # They may change it before they get it once more
+            put_attributes(callback, copy.deepcopy(plain) if callback in called_before else plain)
         evaluation_files = self._evaluation_files()
         check_same_number(
             "files are written by evaluations",
@@ -255,7 +292,7 @@ class ExactCheckpointCallback(BaseCallback):
         for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
             set_state(env, env_state, "the evaluation environment")
         self._evaluation_random_state = state["evaluation_random"]
-        self._random_state_to_restore = state["random"]
+        self._state_to_restore = state
         self.iteration = self._log_clock.offset = state["iteration"]
         self._saved_at = self.model.num_timesteps
         self._restore_logger(state)
@@ -267,26 +304,38 @@ class ExactCheckpointCallback(BaseCallback):
             rewrite_log(file, zlib.decompress(content))
         for output_format in self.model.logger.output_formats:
             if isinstance(output_format, WandbOutputFormat):
-                output_format.go_on()
+                output_format.log_again()
         for path, content in zip(evaluation_files, state["evaluation_files"], strict=True):
             if content is None:
                 path.unlink(missing_ok=True)
             elif not path.exists() or path.read_bytes() != content:
                 write_atomically(path, content)
 
-    def _restore_callbacks(self, states: list[Any]) -> None:
-        callbacks = list(self._callbacks())
-        here, there = [type(callback).__name__ for callback in callbacks], [name for name, _ in states]
+    def _restore_after_start(self, state: dict[str, Any]) -> None:
+        """
+        Restore what other callbacks may have changed or made at the start of this process.
+
+        :param state: What ``_state`` gave
+        """
+        # Those before this one were called already for this rollout, as they were when the checkpoint was written
+        called_before = self._called_before()
+        for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
+            left = {key: value for key, value in values.items() if callback in called_before or not is_plain(value)}
+            put(callback, left, name)
+        for name, values in state["logger"].items():
+            recorded = getattr(self.model.logger, name)
+            recorded.clear()
+            recorded.update(values)
+        set_random_state(state["random"])
+
+    def _check_same_callbacks(self, states: list[Any]) -> None:
+        here, there = [type(callback).__name__ for callback in self._callbacks()], [name for name, _ in states]
         if here != there:
             raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
-        for callback, (_, values) in zip(callbacks, states, strict=True):
-            put_attributes(callback, values)
 
     def _restore_logger(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
         logger = ContinuedLogger(self.model.logger)
-        for name, values in state["logger"].items():
-            getattr(logger, name).update(values)
         csv_formats = [f for f in logger.output_formats if isinstance(f, CSVOutputFormat)]
         check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
         for csv_format, keys in zip(csv_formats, state["csv_keys"], strict=True):
@@ -296,8 +345,15 @@ class ExactCheckpointCallback(BaseCallback):
             if isinstance(output_format, TensorBoardOutputFormat):
                 folder = next(folders, None)
                 if folder is not None:
-                    logger.output_formats[i] = ContinuedTensorBoard.instead_of(output_format, self.folder / folder)
+                    continued = ContinuedTensorBoard.instead_of(output_format, self.folder / folder)
+                    logger.output_formats[i] = continued
+                    self._replace_in_callbacks(output_format, continued)
         self.model._logger = logger
+
+    def _replace_in_callbacks(self, old: Any, new: Any) -> None:
+        """Callbacks such as RL Zoo's ``RawStatisticsCallback`` hold the TensorBoard output."""
+        for callback in self._callbacks():
+            vars(callback).update({name: new for name, value in vars(callback).items() if value is old})
 
     def _log_to_wandb(self, folder: Path) -> None:
         run = active_wandb_run()
@@ -323,6 +379,10 @@ class ExactCheckpointCallback(BaseCallback):
             for callback in flatten(self.locals["callback"])
             if callback not in (self, self._log_clock) and not isinstance(callback, stateless)
         )
+
+    def _called_before(self) -> set[BaseCallback]:
+        """:return: the callbacks that ``learn`` calls before this one"""
+        return set(itertools.takewhile(lambda callback: callback is not self, flatten(self.locals["callback"])))
 
     def _evaluations(self) -> list[EvalCallback]:
         return [callback for callback in self._callbacks() if isinstance(callback, EvalCallback)]
@@ -388,6 +448,7 @@ class ExactCheckpointCallback(BaseCallback):
         content = {
             "command": sys.argv,
             "finished": finished,
+            "seed": self.model.seed,
             "num_timesteps": self.model.num_timesteps,
             "wandb": wandb_identity(),
         }
@@ -410,11 +471,11 @@ class ExactCheckpointCallback(BaseCallback):
             signal.raise_signal(number)
             return
         self._signal = number
-        print(
-            f"\n{signal.Signals(number).name}: stopping with a checkpoint after this update or evaluation. "
-            "A second one stops at once, then the last checkpoint stands.",
-            file=sys.stderr,
-        )
+        name = signal.Signals(number).name
+        # Not with `print`: the signal may have come inside another one, which holds its lock
+        message = f"\n{name}: stopping with a checkpoint after this update or evaluation. A second one stops at once.\n"
+        with contextlib.suppress(OSError):
+            os.write(2, message.encode())
 
     def _is_learning(self, frame: FrameType | None) -> bool:
         """
@@ -517,18 +578,32 @@ def check_supported(model: BaseAlgorithm) -> None:
         raise ValueError("A training with generalized state-dependent exploration or an LSTM cannot be resumed exactly.")
 
 
-def model_state(model: OnPolicyAlgorithm) -> dict[str, Any]:
+def parts_of(model: OnPolicyAlgorithm) -> list[Any]:
+    """
+    :param model: Model
+    :return: itself and the objects that belong to it
+    """
+    parts = [value for value in vars(model).values() if not is_plain(value)]
+    return [model, *parts, model.policy.optimizer, *model.policy.modules(), *model.policy.parameters()]
+
+
+def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[str, Any]:
     """
     :param model: Model, between two updates
+    :param seen: The identities of the environment and of what is inside it are added to it
     :return: what makes its training this one, and all that its next update depends on, as plain data
     """
+    seen_in_env: set[int] = set()
+    env = get_state(model.env, "the environment", seen_in_env)
+    if seen is not None:
+        seen |= seen_in_env
     return {
         "training": training_settings(model),
         "model": {name: getattr(model, name) for name in (*MODEL_ATTRIBUTES, *training_state(model))},
         "elapsed": time.time_ns() - model.start_time,
         "policy": dict(model.policy.state_dict()),
         "optimizer": model.policy.optimizer.state_dict(),
-        "env": get_state(model.env, "the environment"),
+        "env": env,
     }
 
 
@@ -579,7 +654,7 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     """
     :param model: Model that is to go on
     :param state: What ``model_state`` gave
-    :return: what they do not have in common, as far as both say it: former versions of this package compared fewer settings
+    :return: what differs, as far as both name it: former versions of this package compared fewer settings
     """
     here, there = training_settings(model), state["training"]
     different = [
@@ -608,30 +683,48 @@ def training_state(model: BaseAlgorithm) -> tuple[str, ...]:
 def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     """
     :param model: Model
-    :return: what two trainings must have in common for one to go on as the other
+    :return: what must be equal for one training to resume another
     """
     assert model.env is not None
     spec = model.env.get_attr("spec")[0]
-    names = "n_steps batch_size n_epochs gamma gae_lambda ent_coef vf_coef pg_coef baseline policy_gradient beta max_grad_norm"
-    names += " n_episodes return_to_go normalize_returns normalize_advantage target_kl advantage_scale kl_coef"
-    schedules = {"learning_rate": model.lr_schedule}
-    schedules.update({name: getattr(model, name) for name in ("clip_range", "clip_range_vf") if hasattr(model, name)})
+    moving = set(training_state(model))
+    arguments = sorted(constructor_arguments(model) - ARGUMENTS_NOT_COMPARED - moving)
     policy = model.policy._get_constructor_parameters()
     return {
         "algorithm": type(model).__name__,
         "environment": None if spec is None else spec.id,
         "n_envs": model.n_envs,
         "policy": type(model.policy).__name__,
-        "seed": model.seed,
-        **{
-            name: None if schedule is None else [float(schedule(progress)) for progress in (1.0, 0.5)]
-            for name, schedule in schedules.items()
-        },
-        **{name: getattr(model, name) for name in names.split() if hasattr(model, name) and name not in training_state(model)},
-        # Its layers and its optimizer
-        **{name: value.__name__ for name, value in policy.items() if isinstance(value, type)},
-        **{name: value for name, value in policy.items() if is_plain(value)},
+        **settings({"learning_rate": model.lr_schedule}),
+        **settings({name: getattr(model, name) for name in arguments if hasattr(model, name)}),
+        # Its layers and its optimizer, and arguments that it does not tell
+        **settings(policy),
+        "policy_kwargs": settings({name: value for name, value in model.policy_kwargs.items() if name not in policy}),
     }
+
+
+def settings(values: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param values: Arguments by name
+    :return: those that can be compared, as plain data: classes by their name, schedules by two of their values
+    """
+    described: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, type):
+            described[name] = value.__name__
+        elif isinstance(value, SCHEDULES):
+            described[name] = [float(value(progress)) for progress in (1.0, 0.5)]
+        elif is_plain(value):
+            described[name] = value
+    return described
+
+
+def constructor_arguments(obj: Any) -> set[str]:
+    """
+    :param obj: Any object
+    :return: names of all parameters that the constructors of its class and of the base classes have
+    """
+    return {name for kind in type(obj).__mro__ for name in inspect.signature(kind.__init__).parameters}  # type: ignore[misc]
 
 
 def flatten(callback: BaseCallback) -> Iterator[BaseCallback]:
@@ -648,28 +741,40 @@ def flatten(callback: BaseCallback) -> Iterator[BaseCallback]:
             yield from flatten(child)
 
 
-def callback_state(callback: BaseCallback, settings: dict[str, Any]) -> dict[str, Any]:
+@take.register
+def _(obj: BaseCallback, name: str, seen: set[int]) -> dict[str, Any]:
+    return take_attributes(obj, name, seen, CALLBACK_ATTRIBUTES_SKIPPED)
+
+
+def callback_state(callback: BaseCallback, settings: dict[str, Any], seen: set[int]) -> dict[str, Any]:
     """
     :param callback: A callback
     :param settings: What ``callback_settings`` gave
-    :return: its attributes that are numbers or made of numbers, without settings that the training leaves as they are
+    :param seen: Identities of objects that it may refer to, but that are not its own
+    :return: the state of its attributes by name, without settings that the training leaves as they are
+    :raises StateError: if some attribute's state cannot be taken; the message names it
     """
-    return {
-        name: value
-        for name, value in plain_attributes(callback).items()
-        if name not in CALLBACK_ATTRIBUTES_SKIPPED
-        and not isinstance(value, str)
-        and not (name in settings and equal(value, settings[name]))
-    }
+    services = {name for name, value in vars(callback).items() if is_service(value)}
+    values = take_attributes(callback, type(callback).__name__, seen, CALLBACK_ATTRIBUTES_SKIPPED | services)
+    return {name: value for name, value in values.items() if not (name in settings and equal(value, settings[name]))}
+
+
+def is_service(value: Any) -> bool:
+    """
+    :param value: Value of a callback's attribute
+    :return: Whether it is a display, or the handle of a service
+    """
+    return f"{type(value).__module__}.".startswith(tuple(f"{package}." for package in SERVICES))
 
 
 def callback_settings(callback: BaseCallback) -> dict[str, Any]:
     """
     :param callback: A callback that has not been called yet
-    :return: its attributes that have the name of a parameter of its constructor
+    :return: its attributes that have the name of a parameter of its constructor, and its strings, such as paths
     """
-    parameters = {name for kind in type(callback).__mro__ for name in inspect.signature(kind.__init__).parameters}  # type: ignore[misc]
-    return copy.deepcopy({name: value for name, value in plain_attributes(callback).items() if name in parameters})
+    parameters = constructor_arguments(callback)
+    attributes = plain_attributes(callback).items()
+    return copy.deepcopy({name: value for name, value in attributes if name in parameters or isinstance(value, str)})
 
 
 def wandb_run_id(folder: str | os.PathLike) -> str | None:

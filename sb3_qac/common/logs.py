@@ -1,9 +1,9 @@
-"""Log files that go on where they were: no row missing, and none twice."""
+"""Log files that a resumed training continues: no row is missing, and none is there twice."""
 
+import contextlib
 import io
 import json
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +14,7 @@ from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputF
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-# Column with the number of a row in W&B, where two rows may have the same step
+# Column of the file with the number of a row in W&B
 ROW = "time/row"
 
 
@@ -76,8 +76,10 @@ class ContinuedTensorBoard(TensorBoardOutputFormat):
 
 class WandbOutputFormat(KVWriter):
     """
-    Writes rows to a run of Weights & Biases, each under its ``global_step``, and to a file from which a resumed training can
-    write again those that W&B lost: offline it keeps them in memory for a while.
+    Writes rows to a run of Weights & Biases, and to a file from which a resumed training logs again those that W&B lost.
+
+    A row's number is its step in W&B, so that each row is there once: a run that W&B resumed tells the step that it starts
+    at, and drops rows below. The training's own step is ``global_step``, which two rows may have in common.
 
     :param run: Active run of W&B
     :param path: File for the rows, as JSON lines
@@ -86,85 +88,41 @@ class WandbOutputFormat(KVWriter):
     def __init__(self, run: Any, path: Path) -> None:
         self.run = run
         self.file = open(path, "w")
-        self.n_rows = 0
-        self.n_rows_there = 0
+        self.next_row = 0
         run.define_metric("*", step_metric="global_step")
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         # What TensorBoard leaves out is left out here
         values = filter_excluded_keys(key_values, key_excluded, "tensorboard")
         row = {key: np.asarray(value).item() for key, value in values.items() if isinstance(value, int | float | np.number)}
-        row["global_step"], row[ROW] = step, self.n_rows
+        row["global_step"] = step
+        row[ROW] = self._log(row, self.next_row)
         self.file.write(json.dumps(row) + "\n")
         self.file.flush()
-        self._log(row)
 
-    def _log(self, row: dict[str, Any]) -> None:
-        self.n_rows = row[ROW] + 1
-        if self.n_rows > self.n_rows_there:
-            self.run.log(row)
+    def _log(self, row: dict[str, Any], number: int) -> int:
+        """
+        :param row: Values by name
+        :param number: Its number
+        :return: the number that it got: a later one if something else has logged to the run as well
+        """
+        # W&B would drop it too, with a line on the screen for each
+        if number >= self.run.starting_step:
+            # Under heavy load W&B does not answer in time
+            with contextlib.suppress(TimeoutError):
+                number = max(number, self.run.step)
+            self.run.log(row, step=number, commit=True)
+        self.next_row = number + 1
+        return number
 
-    def go_on(self) -> None:
-        """Log those rows of the file that the run does not have, and leave out further ones that it has."""
-        self.n_rows_there = max(n_rows_online(self.run), n_rows_offline(self.run))
+    def log_again(self) -> None:
+        """Log those rows of the file that the run does not have."""
         for line in Path(self.file.name).read_text().splitlines():
-            self._log(json.loads(line))
+            row = json.loads(line)
+            self._log(row, row.pop(ROW))
 
     def close(self) -> None:
         self.file.close()
-
-
-def n_rows_online(run: Any) -> int:
-    """
-    :param run: Run of Weights & Biases
-    :return: Number of rows that its server has
-    """
-    return int(run.summary.get(ROW, -1)) + 1 if run.resumed else 0
-
-
-def n_rows_offline(run: Any) -> int:
-    """
-    :param run: Run of Weights & Biases
-    :return: Number of rows that former processes kept of it on this disk
-    """
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
-
-    n_rows, current = 0, Path(run.dir).parent
-    for path in current.parent.glob(f"offline-run-*-{run.id}/run-{run.id}.wandb"):
-        if path.parent != current:
-            for data in leveldb_records(path.read_bytes()[WANDB_HEADER_LENGTH:]):
-                for item in Record.FromString(data).history.item:
-                    if ROW in (item.key, "/".join(item.nested_key)):
-                        n_rows = max(n_rows, int(json.loads(item.value_json)) + 1)
-    return n_rows
-
-
-WANDB_HEADER_LENGTH, BLOCK_LENGTH, FRAGMENT_HEADER = 7, 32768, struct.Struct("<IHB")
-
-
-def leveldb_records(data: bytes) -> Iterator[bytes]:
-    """
-    Source: https://github.com/google/leveldb/blob/main/doc/log_format.md, in which W&B keeps its runs, behind a header
-
-    :param data: Log in LevelDB's format, with the first block shorter by W&B's header
-    :return: its records, without one at the end that is torn
-    """
-    position, parts = 0, []
-    while position + FRAGMENT_HEADER.size <= len(data):
-        left_in_block = BLOCK_LENGTH - (position + WANDB_HEADER_LENGTH) % BLOCK_LENGTH
-        if left_in_block < FRAGMENT_HEADER.size:
-            position += left_in_block
-            continue
-        _, length, kind = FRAGMENT_HEADER.unpack_from(data, position)
-        position += FRAGMENT_HEADER.size
-        parts.append(data[position : position + length])
-        position += length
-        # 1 is a whole record, 2, 3 and 4 the first, middle and last part of one; 0 is space not yet written
-        if kind == 0 or position > len(data):
-            return
-        if kind in (1, 4):
-            yield b"".join(parts)
-            parts = []
 
 
 def last_steps(folder: Path) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """
-What live objects depend on, as plain data: taken from one object, put back into another that was built the same way.
+The state of live objects as plain data: taken from one object, put into another one that was built the same way.
 
-Nothing is pickled and no object is made from what was read: numbers, arrays and the states of random generators go back to
-where an object of the same build has them.
+Nothing is pickled, and reading makes no objects: numbers, arrays and the states of random generators go to where an object
+of the same build has them.
 """
 
 import enum
@@ -10,18 +10,21 @@ import io
 import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatch
+from pathlib import PurePath
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import ResultsWriter
-from stable_baselines3.common.vec_env import SubprocVecEnv
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
+from torch.utils.hooks import RemovableHandle
 
 # Attributes that say how an object was built, or that each step writes anew
 SKIPPED_ATTRIBUTES = frozenset(
@@ -33,12 +36,21 @@ CONSTANTS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
+    np.ufunc,
     type,
     io.IOBase,
+    PurePath,
+    Logger,
+    KVWriter,
     ResultsWriter,
     np.dtype,
+    th.dtype,
+    th.device,
+    RemovableHandle,
     gym.envs.registration.EnvSpec,
 )
+# Objects that there are as many of at the end of a training as at its start
+BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 
 
 class StateError(ValueError):
@@ -73,8 +85,8 @@ def is_plain(value: Any) -> bool:
     """
     if isinstance(value, np.ndarray):
         return not value.dtype.hasobject
-    if isinstance(value, list | tuple | deque):
-        return type(value) in (list, tuple, deque) and all(is_plain(item) for item in value)
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return type(value) in (list, tuple, deque, set, frozenset) and all(is_plain(item) for item in value)
     if isinstance(value, dict):
         items = (*value.keys(), *value.values())
         return type(value) in (dict, OrderedDict) and all(is_plain(item) for item in items)
@@ -120,14 +132,15 @@ def equal(one: Any, other: Any) -> bool:
     return np.array_equal(one, other)
 
 
-def get_state(obj: Any, name: str = "object") -> Any:
+def get_state(obj: Any, name: str = "object", seen: set[int] | None = None) -> Any:
     """
     :param obj: Object whose state to take: plain data, or anything with such attributes, however deep
     :param name: What to call it in errors
+    :param seen: Identities of objects to leave out, to which those whose state is taken are added
     :return: Plain data and ``ObjectState``
     :raises StateError: if some of it is neither, and no function is known that takes its state; the message says where
     """
-    return _state_of(obj, name, set())
+    return _state_of(obj, name, set() if seen is None else seen)
 
 
 def set_state(obj: Any, state: Any, name: str = "object") -> None:
@@ -166,23 +179,39 @@ def take(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     if not hasattr(obj, "__dict__") or isinstance(obj, dict | list | tuple | set | deque):
         raise StateError(
             f"The state of {name} ({kind_of(obj)}) cannot be taken, so this training could not be resumed exactly. "
-            "Wrap the environment in `sb3_qac.common.wrappers.EpisodeReplay`, "
-            "or register functions with `sb3_qac.common.state.take` and `put`."
+            "Wrap an environment in `sb3_qac.common.wrappers.EpisodeReplay`. Elsewhere use numbers, arrays or random "
+            "generators, or register functions for the class with `sb3_qac.common.state.take` and `put`."
         )
+    return take_attributes(obj, name, seen)
+
+
+def take_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] = SKIPPED_ATTRIBUTES) -> dict[str, Any]:
+    """
+    :param obj: An object
+    :param name: What to call it in errors
+    :param seen: Identities of the objects whose state is taken already
+    :param skipped: Names of attributes to leave out
+    :return: Its state by name
+    :raises StateError: if some of it cannot be taken
+    """
     values, plain = {}, plain_attributes(obj)
     for key, value in vars(obj).items():
-        if key in SKIPPED_ATTRIBUTES or is_constant(value) or id(value) in seen:
+        if key in skipped or is_constant(value) or _is_seen(value, seen):
             continue
         if key in plain:
             values[key] = plain[key]
         elif isinstance(value, enum.Enum):
             # The one member may be that of several attributes
             values[key] = ObjectState(kind_of(value), {"member": value.value if isinstance(value, enum.Flag) else value.name})
-        elif isinstance(value, list) and value and all(isinstance(item, gym.Env) for item in value):
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, BUILT_ONCE) for item in value):
             values[key] = [_state_of(item, f"{name}.{key}[{i}]", seen) for i, item in enumerate(value)]
         else:
             values[key] = _state_of(value, f"{name}.{key}", seen)
     return values
+
+
+def _is_seen(value: Any, seen: set[int]) -> bool:
+    return id(value) in seen or (isinstance(value, list | tuple) and bool(value) and all(id(item) in seen for item in value))
 
 
 def is_constant(value: Any) -> bool:
@@ -190,8 +219,9 @@ def is_constant(value: Any) -> bool:
     :param value: Value of an attribute
     :return: Whether it is no state: code, a file, a description
     """
-    if isinstance(value, list | tuple) and value and not is_plain(value):
-        return all(is_constant(item) or isinstance(item, enum.Enum) for item in value)
+    if isinstance(value, dict | list | tuple) and value and not is_plain(value):
+        items = value.values() if isinstance(value, dict) else value
+        return all(is_constant(item) or isinstance(item, enum.Enum) for item in items)
     return isinstance(value, CONSTANTS) or type(value).__module__.partition(".")[0] in ("pygame", "logging")
 
 
@@ -215,7 +245,7 @@ def put(obj: Any, values: dict[str, Any], name: str) -> None:
                 current = vars(obj)[key] = np.random.default_rng()
             set_state(current, value, path)
         elif isinstance(value, list) and value and isinstance(value[0], ObjectState):
-            if not isinstance(current, list) or len(current) != len(value):
+            if not isinstance(current, list | tuple) or len(current) != len(value):
                 raise StateError(f"{path} does not have the {len(value)} items of the saved state: build it as it was.")
             for i, (item, state) in enumerate(zip(current, value, strict=True)):
                 set_state(item, state, f"{path}[{i}]")
@@ -264,6 +294,16 @@ def _(obj: random.Random, name: str, seen: set[int]) -> dict[str, Any]:
 @put.register
 def _(obj: random.Random, values: dict[str, Any], name: str) -> None:
     obj.setstate(values["state"])
+
+
+@take.register
+def _(obj: th.Generator, name: str, seen: set[int]) -> dict[str, Any]:
+    return {"state": obj.get_state()}
+
+
+@put.register
+def _(obj: th.Generator, values: dict[str, Any], name: str) -> None:
+    obj.set_state(values["state"])
 
 
 @take.register

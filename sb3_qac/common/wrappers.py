@@ -85,6 +85,8 @@ def layers(env: gym.Env) -> list[gym.Wrapper]:
 
 @take.register
 def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
+    # What it wraps has no further state, whoever refers to it
+    seen.update(map(id, (*layers(obj.env), obj.unwrapped)))
     return {
         "reset_arguments": obj.reset_arguments,
         "random_state": obj.random_state,
