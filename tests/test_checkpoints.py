@@ -12,8 +12,8 @@ import torch as th
 from safetensors.torch import save
 
 from sb3_qac.common import checkpoints
-from sb3_qac.common.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint
-from sb3_qac.common.state import ObjectState
+from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint
+from sb3_qac.resume.state import ObjectState
 
 
 def same(one, other):

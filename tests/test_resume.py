@@ -48,12 +48,14 @@ from wandb.integration.sb3 import WandbCallback
 from sb3_qac import QA2C, REINFORCE, zoo
 from sb3_qac.common import callbacks
 from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
-from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, read_json, save_checkpoint
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
-from sb3_qac.common.logs import WandbOutputFormat, read_log, results_writers, rewrite_log
-from sb3_qac.common.state import StateError, take
-from sb3_qac.zoo import unfinished_run
+from sb3_qac.common.files import read_json
+from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
+from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
+from sb3_qac.resume.state import StateError, get_values
+from sb3_qac.resume.wandb import WandbOutputFormat
+from sb3_qac.zoo.resume import unfinished_run
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
 from tests.wandb_files import wandb_configs, wandb_parts
 
@@ -744,7 +746,7 @@ class FrozenTeacher(th.nn.Linear):
 
 
 def test_a_class_may_be_registered_as_one_without_state(tmp_path):
-    take.register(FrozenTeacher, lambda obj, name, seen: {})
+    get_values.register(FrozenTeacher, lambda obj, name, seen: {})
     for n_steps in (64, 128):
         teacher = FrozenTeacher(1, 1)
         weight = teacher.weight.clone()

@@ -13,19 +13,12 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
-from sb3_qac.common.checkpoints import load_checkpoint, save_checkpoint
 from sb3_qac.common.env_util import make_ale_vec_env
-from sb3_qac.common.state import (
-    StateError,
-    get_random_state,
-    get_state,
-    random_state,
-    seeded_random_state,
-    set_random_state,
-    set_state,
-)
 from sb3_qac.common.vec_env import ale_vec_env
 from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.resume.checkpoints import load_checkpoint, save_checkpoint
+from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
+from sb3_qac.resume.state import StateError, get_state, set_state
 
 GAMES = [f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")]
 
@@ -103,7 +96,7 @@ def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
     first = env._current_seeds()
     np.testing.assert_array_equal(first, [3, 4])
     ends = play(env, np.random.default_rng(0), 900)
-    state = env.take_state()
+    state = env.get_state()
     assert (state["n_seeds"] > 1).all() and len(set(env._current_seeds()) | {3, 4}) == 4
     # The actions that are kept are those since the oldest seed
     assert len(state["actions"]) == len(ends) - (env._first_steps.min())
@@ -111,7 +104,7 @@ def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
     env.seed(8)
     env.reset()
     np.testing.assert_array_equal(env._current_seeds(), [8, 9])
-    assert len(env.take_state()["actions"]) == 0
+    assert len(env.get_state()["actions"]) == 0
 
 
 def test_native_games_are_played_again_only_where_they_go_on(monkeypatch):

@@ -19,10 +19,10 @@ from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecFrameStack
 
 from sb3_qac import QA2C
-from sb3_qac.common.callbacks import ExactCheckpointCallback
-from sb3_qac.common.checkpoints import checkpoints_in
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.resume.checkpoints import checkpoints_in
 
 PONG = "PongNoFrameskip-v4"
 

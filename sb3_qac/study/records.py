@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb3_qac.common.checkpoints import read_json
+from sb3_qac.common.files import read_json
 
 # Rows of the log that are drawn beside the evaluations
 CURVES = {

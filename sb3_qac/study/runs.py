@@ -30,14 +30,15 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 import sb3_qac
-from sb3_qac.common.callbacks import ExactCheckpointCallback, wandb_run_id
-from sb3_qac.common.checkpoints import read_json, write_atomically
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import to_ale_vec_env
+from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
-from sb3_qac.common.state import StateError, get_state
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.resume.state import StateError, get_state
+from sb3_qac.resume.wandb import wandb_run_id
 from sb3_qac.zoo import ALGORITHMS, presets, register
 
 # Of a run that is gone on with: where and with what it is computed may change, what comes of it does not

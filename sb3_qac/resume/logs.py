@@ -1,24 +1,18 @@
 """Log files that a resumed training continues: no row is missing, and none is there twice."""
 
-import contextlib
 import io
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import gymnasium as gym
-import numpy as np
-from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat, filter_excluded_keys
+from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-# Column of the file with the number of a row in W&B
-ROW = "time/row"
 
-
-class ContinuedLogger(Logger):
+class ResumedLogger(Logger):
     """
     Logger of a resumed training, which can be told to leave out a row.
 
@@ -42,7 +36,7 @@ class ContinuedLogger(Logger):
             super().dump(step)
 
 
-class ContinuedTensorBoard(TensorBoardOutputFormat):
+class ResumedTensorBoard(TensorBoardOutputFormat):
     """
     Goes on in a folder of TensorBoard's: what stands there already is not written again.
 
@@ -54,7 +48,7 @@ class ContinuedTensorBoard(TensorBoardOutputFormat):
         super().__init__(folder)
 
     @classmethod
-    def instead_of(cls, output_format: TensorBoardOutputFormat, folder: Path) -> "ContinuedTensorBoard":
+    def instead_of(cls, output_format: TensorBoardOutputFormat, folder: Path) -> "ResumedTensorBoard":
         """
         :param output_format: Output that was just opened and is empty; its file is removed, and its folder if it is empty then
         :param folder: Folder to go on in
@@ -72,57 +66,6 @@ class ContinuedTensorBoard(TensorBoardOutputFormat):
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         new = {key: value for key, value in key_values.items() if self.last_steps.get(key, -1) < step}
         super().write(new, {key: key_excluded[key] for key in new}, step)
-
-
-class WandbOutputFormat(KVWriter):
-    """
-    Writes rows to a run of Weights & Biases, and to a file from which a resumed training logs again those that W&B lost.
-
-    A row's number is its step in W&B, so that each row is there once: a run that W&B resumed tells the step that it starts
-    at, and drops rows below. The training's own step is ``global_step``, which two rows may have in common.
-
-    :param run: Active run of W&B
-    :param path: File for the rows, as JSON lines
-    """
-
-    def __init__(self, run: Any, path: Path) -> None:
-        self.run = run
-        self.file = open(path, "w")
-        self.next_row = 0
-        run.define_metric("*", step_metric="global_step")
-
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        # What TensorBoard leaves out is left out here
-        values = filter_excluded_keys(key_values, key_excluded, "tensorboard")
-        row = {key: np.asarray(value).item() for key, value in values.items() if isinstance(value, int | float | np.number)}
-        row["global_step"] = step
-        row[ROW] = self._log(row, self.next_row)
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
-
-    def _log(self, row: dict[str, Any], number: int) -> int:
-        """
-        :param row: Values by name
-        :param number: Its number
-        :return: the number that it got: a later one if something else has logged to the run as well
-        """
-        # W&B would drop it too, with a line on the screen for each
-        if number >= self.run.starting_step:
-            # Under heavy load W&B does not answer in time
-            with contextlib.suppress(TimeoutError):
-                number = max(number, self.run.step)
-            self.run.log(row, step=number, commit=True)
-        self.next_row = number + 1
-        return number
-
-    def log_again(self) -> None:
-        """Log those rows of the file that the run does not have."""
-        for line in Path(self.file.name).read_text().splitlines():
-            row = json.loads(line)
-            self._log(row, row.pop(ROW))
-
-    def close(self) -> None:
-        self.file.close()
 
 
 def last_steps(folder: Path) -> dict[str, int]:

@@ -7,7 +7,6 @@ digits of the SHA-256 of its content. Reading a file runs no code from it.
 
 import hashlib
 import json
-import os
 import re
 import warnings
 from collections import deque
@@ -20,14 +19,23 @@ import torch as th
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from sb3_qac.common.state import ObjectState, is_plain
+from sb3_qac.common.files import write_atomically
+from sb3_qac.resume.state import ObjectState, is_plain
 
 FORMAT, VERSION = "sb3_qac checkpoint", 1
 NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
+
+
 TAG = "!"
+
+
 # What safetensors stores as it is; other arrays go as bytes
 ARRAY_TYPES = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 bool".split())
+
+
 CONTAINERS: dict[str, Any] = {"dict": dict, "tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset}
+
+
 # Bytes: that of the largest number of numpy's, and of a vector register
 ALIGNMENT = 64
 
@@ -71,42 +79,6 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     for torn in folder.glob(".step-*.tmp"):
         torn.unlink(missing_ok=True)
     return path
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """
-    :param path: File to write; after a failure or a kill it is as it was before, or as it should be
-    :param data: Its content
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        # The name is only on the disk when its folder is
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """
-    :param path: JSON file
-    :return: its content; empty if there is no such file
-    """
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
