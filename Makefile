@@ -6,9 +6,9 @@ SEED ?= 0
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := setup.py startup tests sb3_qac
+SOURCES := setup.py startup tests sb3_qac docs/conf.py
 
-.PHONY: help train test test-slow lint type format clean
+.PHONY: help train test test-slow docs lint type format clean
 
 help:  ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,19 +17,23 @@ $(READY): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard startup/*
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tests]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tests,docs]"
 	touch $@
 
 train: $(READY)  ## Train QA2C on Pong with RL Zoo, into logs/ (STEPS=15000000 SEED=0)
 	$(BIN)/python -m rl_zoo3.train --algo qa2c --env PongNoFrameskip-v4 --n-timesteps $(STEPS) --seed $(SEED) --progress \
 		--eval-freq 300000 --eval-episodes 30 --n-eval-envs 30 --save-freq 300000 --tensorboard-log logs/tensorboard
 
-test: lint type  ## Lint, types and the test suite
+test: lint type docs  ## Lint, types, the documentation and the test suite
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --durations=15
 
-test-slow: $(READY)  ## The tests that take minutes, on a Ray cluster too
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[ray]"
+test-slow: $(READY)  ## The tests that take minutes, on a Ray cluster and in a notebook too
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[ray,notebook]"
 	$(BIN)/python -m pytest -m slow
+
+docs: $(READY)  ## The documentation, into docs/_build/html; warnings are errors
+	$(BIN)/python -m sphinx -q -W --keep-going -n -b html -c docs -d docs/_build/doctrees . docs/_build/html
+	@echo docs/_build/html/index.html
 
 lint: $(READY)  ## Ruff and the formatting
 	$(BIN)/ruff check $(SOURCES)
@@ -43,4 +47,4 @@ format: $(READY)  ## Sort the imports and format
 	$(BIN)/black $(SOURCES)
 
 clean:  ## Remove the environment and what was built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,7 @@
 """All-action actor-critics for Stable-Baselines3."""
 
 import contextlib
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import gymnasium as gym
 
 if TYPE_CHECKING:
     from sb3_qac.qa2c import QA2C
+    from sb3_qac.qppo import QPPO
     from sb3_qac.reinforce import REINFORCE
 
 __version__ = (Path(__file__).parent / "version.txt").read_text().strip()
@@ -18,20 +20,16 @@ with contextlib.suppress(ImportError):
 
     gym.register_envs(ale_py)
 
-__all__ = ["QA2C", "REINFORCE", "__version__"]
+# The algorithms import PyTorch. `python -m sb3_qac --help`, which imports this package first, does without
+_ALGORITHMS = {"QA2C": "sb3_qac.qa2c", "QPPO": "sb3_qac.qppo", "REINFORCE": "sb3_qac.reinforce"}
+
+__all__ = ["QA2C", "QPPO", "REINFORCE", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # The algorithms import PyTorch. `python -m sb3_qac --help`, which imports this package first, does without.
-    if name == "QA2C":
-        from sb3_qac.qa2c import QA2C
-
-        return QA2C
-    if name == "REINFORCE":
-        from sb3_qac.reinforce import REINFORCE
-
-        return REINFORCE
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _ALGORITHMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_ALGORITHMS[name]), name)
 
 
 def __dir__() -> list[str]:

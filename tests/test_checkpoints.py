@@ -1,5 +1,6 @@
 """Checkpoint files: what goes in comes out, and nothing but a whole one of ours is read."""
 
+import json
 import os
 import pickle
 import random
@@ -11,8 +12,8 @@ import torch as th
 from safetensors.torch import save
 
 from sb3_qac.common import checkpoints
-from sb3_qac.common.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint
-from sb3_qac.common.state import ObjectState
+from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint
+from sb3_qac.resume.state import ObjectState
 
 
 def same(one, other):
@@ -43,7 +44,15 @@ STATE = {
     "zero-dimensional": np.array(1.5),
     "transposed": np.arange(24, dtype=np.uint8).reshape(2, 3, 4).transpose(0, 2, 1),
     "tensors": [th.rand(3), th.ones(2, dtype=th.bfloat16), th.tensor(3), th.zeros(0)],
-    "containers": [(1, (2, [3])), deque([1, 2], maxlen=5), deque([1]), {1: "a", None: {"!": 2}}, {"!": "tagged"}],
+    "containers": [
+        (1, (2, [3])),
+        deque([1, 2], maxlen=5),
+        deque([1]),
+        {1: "a", None: {"!": 2}},
+        {"!": "tagged"},
+        {3, (1, "a")},
+        frozenset([2]),
+    ],
     "object": ObjectState("a.Kind", {"array": np.ones(2), "inner": ObjectState("another", {})}),
 }
 
@@ -52,6 +61,44 @@ STATE = {
 def test_what_is_saved_is_what_is_loaded(name, tmp_path):
     path = save_checkpoint(tmp_path, 5, {name: STATE[name]})
     assert same(load_checkpoint(path).state, {name: STATE[name]})
+
+
+BOARD = np.arange(24.0).reshape(4, 6)
+IMAGE = np.arange(60, dtype=np.uint8).reshape(3, 4, 5).transpose(2, 0, 1)
+NOT_OURS = th.arange(6.0).numpy()
+SHARING = {
+    "the same array": (BOARD, BOARD),
+    "views": (BOARD[1:3], BOARD[:, 2:5], BOARD[3]),
+    "backwards": (BOARD[::-1], BOARD[::2, ::-2]),
+    "transposed": (IMAGE, IMAGE[1]),
+    "bytes of numbers": (BOARD, BOARD.view(np.uint8)),
+    "with the same tensor": (NOT_OURS, NOT_OURS[2:]),
+    "not at all": (BOARD[:2], BOARD[2:], BOARD.copy(), np.zeros((0, 6))),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_arrays_that_share_memory_share_it_again(name, tmp_path):
+    arrays = SHARING[name]
+    path = save_checkpoint(tmp_path, 5, {"env": ObjectState("a.Kind", {"views": arrays, "other": [arrays[0]]})})
+    values = load_checkpoint(path).state["env"].values
+    loaded = (*values["views"], *values["other"])
+    assert same(loaded, (*arrays, arrays[0]))
+    assert all(array.flags.aligned and array.flags.writeable for array in loaded)
+    # `shares_memory` is exact: views that lie between each other's elements do not
+    for i, one in enumerate(loaded):
+        for j, other in enumerate(loaded):
+            assert np.shares_memory(one, other) == np.shares_memory([*arrays, arrays[0]][i], [*arrays, arrays[0]][j])
+
+
+def test_views_outside_their_memory_are_refused(tmp_path):
+    """As in a file that someone wrote by hand."""
+    memory = {"!memory/0": th.zeros(64, dtype=th.uint8)}
+    view = {"!": "view", "name": "!memory/0", "dtype": "<f8", "offset": 0, "shape": [8], "strides": [8]}
+    for change in ({"offset": 8}, {"offset": -8}, {"strides": [16]}, {"strides": [-8]}, {"dtype": "|O"}, {"name": "other"}):
+        header = {"format": checkpoints.FORMAT, "version": "1", "state": json.dumps({"view": {**view, **change}})}
+        with pytest.raises(CheckpointError, match="is not as sb3_qac writes them"):
+            load_checkpoint(renamed(tmp_path, save(memory, header)))
 
 
 def test_an_object_is_not_saved(tmp_path):
@@ -67,6 +114,14 @@ def test_the_newest_are_kept(tmp_path):
         f"step-{step:012d}" for step in (3, 10, 100)
     ]
     assert newest_checkpoint(tmp_path).state == {"step": 100}
+
+
+@pytest.mark.parametrize("keep", range(1, 13))
+def test_exactly_the_newest_n_are_kept(keep, tmp_path):
+    for step in range(1, 16):
+        save_checkpoint(tmp_path, step, {"step": step}, keep)
+        steps = [load_checkpoint(path).state["step"] for path in checkpoints.checkpoints_in(tmp_path)]
+        assert steps == list(range(max(1, step - keep + 1), step + 1))
 
 
 def test_a_run_that_went_back_leaves_no_later_ones(tmp_path):

@@ -17,7 +17,9 @@ from torch.nn import functional as F
 from sb3_qac.common.losses import (
     action_gap,
     all_action_policy_loss,
+    clipped_policy_loss,
     critic_loss,
+    kl_divergence,
     negative_entropy,
     sampled_policy_loss,
     state_values,
@@ -157,3 +159,40 @@ def test_values_by_hand():
     assert_close(negative_entropy(log_probs), -1.5 * math.log(2))
     assert_close(action_gap(q_values), 4.0)
     assert_close(action_gap(q_values[:, :1]), 0.0)
+
+
+def test_clipped_gradient_is_the_sampled_one_at_the_old_policy(batch):
+    logits, _, actions, returns = batch
+    log_prob = F.log_softmax(logits, dim=1).gather(1, actions)
+    clipped_policy_loss((log_prob - log_prob.detach()).exp(), returns, 0.2).backward(retain_graph=True)
+    clipped, logits.grad = logits.grad, None
+    sampled_policy_loss(log_prob, returns).backward()
+    assert_close(clipped, logits.grad.numpy())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "weight", "loss", "moves"),
+    [
+        pytest.param(1.1, 2.0, -2.2, True, id="inside, wanted"),
+        pytest.param(0.9, -2.0, 1.8, True, id="inside, not wanted"),
+        pytest.param(1.5, 2.0, -2.4, False, id="far enough, wanted"),
+        pytest.param(0.5, -2.0, 1.6, False, id="far enough, not wanted"),
+        pytest.param(0.5, 2.0, -1.0, True, id="moved the wrong way, wanted"),
+        pytest.param(1.5, -2.0, 3.0, True, id="moved the wrong way, not wanted"),
+    ],
+)
+def test_clipped_loss_stops_where_the_ratio_has_gone_far_enough(ratio, weight, loss, moves):
+    ratio = th.tensor([[ratio]], requires_grad=True)
+    weight = th.tensor([[weight]], requires_grad=True)
+    clipped = clipped_policy_loss(ratio, weight, 0.2)
+    clipped.backward()
+    assert clipped.item() == pytest.approx(loss)
+    assert (ratio.grad.item() != 0) is moves
+    assert weight.grad is None
+
+
+def test_kl_divergence_by_hand():
+    old, new = th.tensor([[0.5, 0.5], [1.0, 1e-30]]).log(), th.tensor([[0.25, 0.75], [0.5, 0.5]]).log()
+    first = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert kl_divergence(old, new).item() == pytest.approx((first + math.log(2)) / 2, rel=1e-5)
+    assert kl_divergence(old, old).item() == 0

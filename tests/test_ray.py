@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sb3_qac.common.checkpoints import checkpoints_in, read_json
+from sb3_qac.common.files import read_json
+from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study.grid import make_grid, run_on_ray, run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

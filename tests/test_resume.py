@@ -1,6 +1,9 @@
 """A training that was stopped goes on as if it had not been."""
 
+import contextlib
 import csv
+import io
+import itertools
 import json
 import os
 import random
@@ -9,34 +12,52 @@ import signal
 import subprocess
 import sys
 import time
+import types
+from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 import torch as th
+import wandb
+import yaml
 from filelock import FileLock
+from rl_zoo3.callbacks import RawStatisticsCallback, SaveVecNormalizeCallback, TrialEvalCallback
+from rl_zoo3.exp_manager import ExperimentManager
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
+    CheckpointCallback,
+    ConvertCallback,
     EvalCallback,
     EveryNTimesteps,
+    LogEveryNTimesteps,
     StopTrainingOnMaxEpisodes,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from wandb.integration.sb3 import WandbCallback
 
-from sb3_qac import QA2C, REINFORCE
+from sb3_qac import QA2C, REINFORCE, zoo
 from sb3_qac.common import callbacks
-from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
-from sb3_qac.common.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
-from sb3_qac.common.logs import leveldb_records, results_writers
-from sb3_qac.common.state import StateError
-from sb3_qac.zoo import unfinished_run
+from sb3_qac.common.files import read_json
+from sb3_qac.resume import ExactCheckpointCallback, resume, wandb_run_id
+from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
+from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
+from sb3_qac.resume.state import StateError, get_values
+from sb3_qac.resume.wandb import WandbOutputFormat
+from sb3_qac.zoo.resume import unfinished_run
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
+from tests.wandb_files import wandb_configs, wandb_parts
 
 
 class Interrupted(Exception):
@@ -240,6 +261,10 @@ def test_the_checkpoint_of_another_training_is_refused(other, message, tmp_path)
         other().learn(200, ExactCheckpointCallback(tmp_path))
 
 
+class OtherBuffer(RolloutBuffer):
+    pass
+
+
 @pytest.mark.parametrize(
     ("algorithm", "kwargs", "message"),
     [
@@ -252,6 +277,12 @@ def test_the_checkpoint_of_another_training_is_refused(other, message, tmp_path)
         (A2C, dict(normalize_advantage=True), "normalize_advantage is True, and was False"),
         (A2C, dict(use_rms_prop=False), "optimizer_class is 'Adam', and was 'RMSprop'"),
         (A2C, dict(rms_prop_eps=0.1), "optimizer_kwargs is {.*'eps': 0.1.*}, and was {.*'eps': 1e-05.*}"),
+        (A2C, dict(rollout_buffer_class=OtherBuffer), "rollout_buffer_class is 'OtherBuffer', and was 'RolloutBuffer'"),
+        (
+            A2C,
+            dict(policy_kwargs=dict(share_features_extractor=False)),
+            "policy_kwargs is {'share_features_extractor': False}, and was {}",
+        ),
         (A2C, dict(policy_kwargs=dict(net_arch=[32])), r"net_arch is \[32\], and was {'pi': \[64, 64\], 'vf': \[64, 64\]}"),
         (A2C, dict(policy_kwargs=dict(activation_fn=th.nn.ReLU)), "activation_fn is 'ReLU', and was 'Tanh'"),
     ],
@@ -260,6 +291,30 @@ def test_a_training_with_another_setting_is_refused(algorithm, kwargs, message, 
     make_model(algorithm).learn(10, ExactCheckpointCallback(tmp_path))
     with pytest.raises(CheckpointError, match=f"another training: {message}"):
         resume(make_model(algorithm, **kwargs), tmp_path)
+
+
+class WithBonus(A2C):
+    """An algorithm of the user's, with two arguments of its own."""
+
+    def __init__(self, *args, bonus=1.0, decay=0.5, **kwargs):
+        self.bonus, self.decay = bonus, LinearSchedule(decay, 0.0, 1.0)
+        super().__init__(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (dict(bonus=2.0), "bonus is 2.0, and was 1.0"),
+        (dict(decay=0.25), r"decay is \[0.25, 0.125\], and was \[0.5, 0.25\]"),
+        (dict(ent_coef=0.5), "ent_coef is 0.5, and was 0.0"),
+    ],
+)
+def test_arguments_of_the_users_own_algorithm_are_compared(kwargs, message, tmp_path):
+    make_model(WithBonus).learn(10, ExactCheckpointCallback(tmp_path))
+    with pytest.raises(CheckpointError, match=f"another training: {message}"):
+        resume(make_model(WithBonus, **kwargs), tmp_path)
+    # What does not change the numbers may differ
+    resume(make_model(WithBonus, verbose=0, stats_window_size=10, tensorboard_log=str(tmp_path)), tmp_path)
 
 
 def test_checkpoints_that_name_fewer_settings_are_gone_on_from(tmp_path):
@@ -453,11 +508,11 @@ class SignalAt(BaseCallback):
         return True
 
 
-def test_ctrl_c_stops_after_the_update_with_a_checkpoint(tmp_path, capsys):
+def test_ctrl_c_stops_after_the_update_with_a_checkpoint(tmp_path, capfd):
     straight = make_model(QA2C).learn(2000)
     with pytest.raises(KeyboardInterrupt):
         make_model(QA2C).learn(2000, CallbackList([SignalAt(signal.SIGINT), ExactCheckpointCallback(tmp_path)]))
-    assert "SIGINT: stopping with a checkpoint" in capsys.readouterr().err
+    assert "SIGINT: stopping with a checkpoint" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # 100 is in the fourth rollout of 32 steps
     assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0, 128]
@@ -501,6 +556,316 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path):
     assert model.num_timesteps == 2016
 
 
+def zoo_training(algo, folder):
+    """:return: RL Zoo's manager and its model, as the same command makes them each time"""
+    zoo.register()
+    hyperparams = dict(callback=[{"sb3_qac.common.callbacks.ExactCheckpointCallback": dict(save_freq=64, verbose=0)}])
+    hyperparams.update(n_envs=4, n_steps=16, **(dict(batch_size=16, n_epochs=3) if algo == "ppo" else {}))
+    manager = ExperimentManager(
+        *(types.SimpleNamespace(), algo, "CartPole-v1", str(folder)),
+        **dict(n_timesteps=640, eval_freq=-1, seed=0, verbose=0, device="cpu", log_interval=-1, hyperparams=hyperparams),
+    )
+    return manager, manager.setup_experiment()[0]
+
+
+def fail():
+    raise RuntimeError("out of memory")
+
+
+def press_ctrl_c_twice():
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "qa2c"])
+@pytest.mark.parametrize("interrupt", [fail, press_ctrl_c_twice])
+def test_an_update_that_was_interrupted_is_repeated(algo, interrupt, tmp_path):
+    """RL Zoo calls ``on_training_end`` then too, with an update half done."""
+    straight_manager, straight = zoo_training(algo, tmp_path / "one")
+    straight_manager.learn(straight)
+
+    manager, model = zoo_training(algo, tmp_path / "other")
+    steps_per_update = 3 * 64 // 16 if algo == "ppo" else 1
+    count = itertools.count(1)
+    # In a middle minibatch of the fourth of ten updates; QA2C has one only
+    last = 3 * steps_per_update + (steps_per_update + 1) // 2
+    model.policy.optimizer.register_step_post_hook(lambda *_: interrupt() if next(count) == last else None)
+    with pytest.raises(RuntimeError) if interrupt is fail else contextlib.nullcontext():
+        manager.learn(model)
+    run = Path(manager.save_path, "checkpoints")
+    assert not read_json(run / "run.json")["finished"]
+    assert load_checkpoint(checkpoints_in(run)[-1]).state["model"]["num_timesteps"] == 3 * 64
+
+    manager, model = zoo_training(algo, tmp_path / "other")
+    assert run.parent == Path(manager.save_path)
+    manager.learn(model)
+    assert read_json(run / "run.json")["finished"]
+    assert_same_parameters(model, straight)
+
+
+def test_an_update_that_qa2c_refused_is_repeated(tmp_path):
+    straight_manager, straight = zoo_training("qa2c", tmp_path / "one")
+    straight_manager.learn(straight)
+
+    manager, model = zoo_training("qa2c", tmp_path / "other")
+    compute, count = model.rollout_buffer.compute_returns_and_advantage, itertools.count(1)
+
+    def compute_nan_once(*args, **kwargs):
+        compute(*args, **kwargs)
+        if next(count) == 4:
+            model.rollout_buffer.returns[:] = np.nan
+
+    model.rollout_buffer.compute_returns_and_advantage = compute_nan_once
+    with pytest.raises(ValueError, match="nan"):
+        manager.learn(model)
+    manager, model = zoo_training("qa2c", tmp_path / "other")
+    manager.learn(model)
+    assert_same_parameters(model, straight)
+
+
+def assert_same_parameters(one, other):
+    assert one._n_updates == other._n_updates and one.num_timesteps == other.num_timesteps
+    assert all(map(th.equal, one.policy.state_dict().values(), other.policy.state_dict().values()))
+    states = [flatten(model.policy.optimizer.state_dict()["state"]) for model in (one, other)]
+    assert states[0].keys() == states[1].keys() and all(np.array_equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_an_interruption_in_learn_of_a_subclass_is_not_an_end(hidden, tmp_path):
+    class Cautious(QA2C):
+        def learn(self, total_timesteps, callback, **kwargs):
+            try:
+                return super().learn(total_timesteps, callback, **kwargs)
+            finally:
+                callback.on_training_end()
+
+    model = make_model(Cautious)
+    model.policy.optimizer.register_step_post_hook(lambda *_: fail())
+    with pytest.raises(RuntimeError):
+        if hidden:
+            # An error that is being handled when the training starts is none of the training
+            try:
+                raise KeyError
+            except KeyError:
+                model.learn(100, ExactCheckpointCallback(tmp_path))
+        else:
+            model.learn(100, ExactCheckpointCallback(tmp_path))
+    assert not read_json(tmp_path / "run.json")["finished"]
+    assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0]
+
+
+def test_a_training_in_an_error_handler_comes_to_its_end(tmp_path):
+    try:
+        raise KeyError
+    except KeyError:
+        make_model(QA2C).learn(64, ExactCheckpointCallback(tmp_path))
+    assert read_json(tmp_path / "run.json")["finished"]
+    assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0, 64]
+
+
+class Games:
+    """State in an object of its own, with a generator."""
+
+    def __init__(self):
+        self.generator = th.Generator().manual_seed(0)
+        self.total = 0.0
+
+
+class Observer(BaseCallback):
+    """Plays an environment of its own with random actions, and writes down what it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.env = make_vec_env("CartPole-v1", 2, seed=7)
+        self.generators = [np.random.default_rng(seed) for seed in range(2)]
+        self.games, self.visited, self.phase = Games(), set(), "early"
+        self.rollouts = 0
+        self.seen = []
+
+    def _on_training_start(self):
+        # References to what is not its own
+        self.network, self.weights = self.model.policy.mlp_extractor, list(self.model.policy.parameters())
+        self.first_env, self.others = self.training_env.envs[0], [self.training_env, self.model.policy]
+        self.file, self.functions = io.StringIO(), {"square": np.square, "len": len}
+        self.env.reset()
+
+    def _on_rollout_start(self):
+        self.rollouts += 1
+
+    def _on_step(self):
+        actions = np.array([generator.integers(2) for generator in self.generators])
+        obs, _, _, _ = self.env.step(actions)
+        self.games.total += th.rand(1, generator=self.games.generator).item()
+        self.visited.add(int(10 * obs[0, 0]))
+        if self.num_timesteps > 500:
+            self.phase = "late"
+        self.seen.append((self.rollouts, obs.sum(), self.games.total, len(self.visited), self.phase))
+        return True
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
+def test_what_a_callback_has_made_for_itself_is_resumed(order, tmp_path):
+    def learn(folder, stop=np.inf):
+        observer = Observer()
+        checkpoint = ExactCheckpointCallback(folder, save_freq=300, verbose=0)
+        make_model(QA2C).learn(1600, [*[observer, InterruptAt(stop), checkpoint][::order]])
+        return observer
+
+    straight = learn(tmp_path / "one")
+    for stop in (700, 1100):
+        with pytest.raises(Interrupted):
+            learn(tmp_path / "other", stop)
+    resumed = learn(tmp_path / "other")
+    assert resumed.seen == straight.seen and len(resumed.seen) == 400
+    assert {phase for *_, phase in resumed.seen} == {"early", "late"}
+
+
+class Holder(BaseCallback):
+    def __init__(self, extra):
+        super().__init__()
+        self.extra = extra
+
+    def _on_step(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    "extra", [[Games(), Games()], th.nn.Linear(1, 1), {"a": object()}, iter([1])], ids=["list", "network", "dict", "iterator"]
+)
+def test_a_callback_whose_state_cannot_be_kept_is_refused_at_the_start(extra, tmp_path):
+    with pytest.raises(StateError, match=r"The state of Holder\.extra.* cannot be taken.*use numbers, arrays or random"):
+        make_model(QA2C).learn(64, [Holder(extra), ExactCheckpointCallback(tmp_path)])
+    # In a resumed training too
+    make_model(QA2C).learn(64, [Holder(1), ExactCheckpointCallback(tmp_path)])
+    with pytest.raises(StateError, match=r"The state of Holder\.extra.* cannot be taken"):
+        make_model(QA2C).learn(128, [Holder(extra), ExactCheckpointCallback(tmp_path)])
+
+
+class FrozenTeacher(th.nn.Linear):
+    pass
+
+
+def test_a_class_may_be_registered_as_one_without_state(tmp_path):
+    get_values.register(FrozenTeacher, lambda obj, name, seen: {})
+    for n_steps in (64, 128):
+        teacher = FrozenTeacher(1, 1)
+        weight = teacher.weight.clone()
+        make_model(QA2C).learn(n_steps, [Holder(teacher), ExactCheckpointCallback(tmp_path)])
+        assert th.equal(teacher.weight, weight)
+
+
+def test_a_part_of_a_callback_that_is_missing_is_asked_for(tmp_path):
+    make_model(QA2C).learn(64, [Holder(Games()), ExactCheckpointCallback(tmp_path)])
+    with pytest.raises(StateError, match=r"Holder\.extra is a builtins.NoneType, but its saved state is that of a .*Games"):
+        make_model(QA2C).learn(128, [Holder(None), ExactCheckpointCallback(tmp_path)])
+
+
+@pytest.mark.filterwarnings("ignore:rich is experimental", "ignore:.*:optuna.exceptions.ExperimentalWarning")
+def test_callbacks_of_sb3_and_rl_zoo_and_wandb_are_taken(tmp_path, monkeypatch):
+    # None again after the test
+    monkeypatch.setattr(wandb, "run", None)
+
+    def eval_env():
+        return make_vec_env("CartPole-v1", 1, seed=3)
+
+    def learn(folder, stop=np.inf):
+        trial = optuna.create_study().ask()
+        often = dict(eval_freq=50, n_eval_episodes=1, verbose=0)
+        every = [
+            EvalCallback(eval_env(), StopTrainingOnRewardThreshold(10**6), StopTrainingOnNoModelImprovement(99), **often),
+            TrialEvalCallback(eval_env(), trial, **often),
+            CheckpointCallback(100, str(folder / "models")),
+            SaveVecNormalizeCallback(100, str(folder / "models")),
+            RawStatisticsCallback(),
+            WandbCallback(model_save_path=str(folder / "wandb"), model_save_freq=100),
+            LogEveryNTimesteps(300),
+            EveryNTimesteps(200, ConvertCallback(lambda *_: True)),
+            *(StopTrainingOnMaxEpisodes(10**6), CurvesCallback(), InterruptAt(stop)),
+            ExactCheckpointCallback(folder / "checkpoints", save_freq=100, verbose=0),
+        ]
+        model = make_model(QA2C, folder)
+        try:
+            return model.learn(1000, every, None, progress_bar=True)
+        finally:
+            model.logger.close()
+            model.env.close()
+
+    with wandb.init(mode="disabled"):
+        straight = learn(tmp_path / "one")
+        with pytest.raises(Interrupted):
+            learn(tmp_path / "other", stop=600)
+        assert_same_parameters(learn(tmp_path / "other"), straight)
+    rows = []
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        (logs,) = (folder / "tensorboard").iterdir()
+        rows.append(tensorboard_rows(logs))
+    assert rows[0] == rows[1] and any(tag == "raw/rollouts/episodic_return" for _, tag, _ in rows[0])
+
+
+def test_what_a_callback_records_before_a_rollout_is_in_a_row_once(tmp_path):
+    class Recorder(BaseCallback):
+        def _on_rollout_start(self):
+            self.logger.record_mean("mean", self.num_timesteps)
+
+        def _on_step(self):
+            return True
+
+    def learn(folder, stop=np.inf):
+        model = make_model(QA2C)
+        model.set_logger(configure(str(folder), ["json"]))
+        try:
+            callback = [Recorder(), InterruptAt(stop), ExactCheckpointCallback(folder / "checkpoints", 320)]
+            model.learn(640, callback, log_interval=5)
+        finally:
+            model.logger.close()
+
+    learn(tmp_path / "one")
+    with pytest.raises(Interrupted):
+        learn(tmp_path / "other", stop=400)
+    learn(tmp_path / "other")
+    rows = [(tmp_path / name / "progress.json").read_text().splitlines() for name in ("one", "other")]
+    assert [json.loads(row)["mean"] for row in rows[0]] == [json.loads(row)["mean"] for row in rows[1]]
+
+
+def test_the_users_list_of_callbacks_stays_as_it_is(tmp_path):
+    mine = [InterruptAt(np.inf), ExactCheckpointCallback(tmp_path / "list")]
+    make_model(QA2C).learn(64, mine)
+    assert len(mine) == 2
+    both = CallbackList([InterruptAt(np.inf), ExactCheckpointCallback(tmp_path / "object")])
+    make_model(QA2C).learn(64, both)
+    assert len(both.callbacks) == 2
+    make_model(QA2C).learn(128, both)
+    assert len(both.callbacks) == 2
+
+
+def test_state_that_can_no_longer_be_read_does_not_stop_a_training(tmp_path):
+    class Breaking(Holder):
+        def _on_step(self):
+            if self.num_timesteps == 640:
+                self.extra = object()
+            return True
+
+    with pytest.warns(UserWarning, match=r"No checkpoint of step .* Breaking\.extra .* The training continues") as caught:
+        model = make_model(QA2C).learn(1000, [Breaking(1), ExactCheckpointCallback(tmp_path, save_freq=200)])
+    assert model.num_timesteps == 1024
+    # Rollouts are of 32 steps. At 672, 896 and the end
+    assert len(caught) == 3 and [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0, 224, 448]
+
+
+def test_a_signal_inside_a_write_to_stderr_is_no_error(tmp_path, monkeypatch, capfd):
+    class Busy:
+        def write(self, text):
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(sys, "stderr", Busy())
+    with pytest.raises(KeyboardInterrupt):
+        make_model(QA2C).learn(2000, [SignalAt(signal.SIGINT), ExactCheckpointCallback(tmp_path)])
+    assert "SIGINT: stopping with a checkpoint" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("algo", "stack", "seed"), [("qa2c", "native", 0), ("a2c", "stock", 1)])
 def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
     """The short version of kill_and_resume.py: two kills at random moments, some inside the writing of a checkpoint."""
@@ -531,19 +896,6 @@ def start_and_kill(command, folder, number, environment, step):
     return child.returncode
 
 
-def wandb_rows(folder):
-    """:return: rows of the offline run, in the order of its parts"""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    rows = []
-    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        for data in leveldb_records(path.read_bytes()[7:]):
-            items = Record.FromString(data).history.item
-            if items:
-                rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
-    return rows
-
-
 def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     reference, killed = tmp_path / "reference", tmp_path / "killed"
@@ -558,7 +910,7 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
     output = subprocess.run(
         [*command, "--verbose", "0"], cwd=killed, env=environment, check=True, capture_output=True, text=True
     )
-    assert "Going on from step" in output.stdout
+    assert "Resuming from step" in output.stdout
 
     assert [path.name for path in (killed / "logs" / "qa2c").iterdir()] == ["CartPole-v1_1"]
     runs = [folder / "logs" / "qa2c" / "CartPole-v1_1" for folder in (reference, killed)]
@@ -570,17 +922,43 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
         monitors = [read_monitor(run / f"{i}.monitor.csv") for run in runs]
         assert monitors[0] == monitors[1] and monitors[0]
 
-    rows = [wandb_rows(folder) for folder in (reference, killed)]
-    for row in [*rows[0], *rows[1]]:
-        for name in ("time/fps", "_timestamp", "_runtime", "_step"):
+    (rows,), parts = wandb_parts(reference), wandb_parts(killed)
+    for row in itertools.chain(rows, *parts):
+        for name in ("time/fps", "_timestamp", "_runtime"):
             row.pop(name, None)
-    assert rows[0] == rows[1] and len(rows[0]) > 10
+    # The last part has them all, with W&B's steps as if there had been one process; those before were cut short
+    assert parts[-1] == rows and len(rows) > 10
+    assert all(part == rows[: len(part)] for part in parts)
+    assert [row["_step"] for row in rows] == list(range(len(rows)))
     ids = {path.name.rpartition("-")[2] for path in killed.glob("wandb/offline-run-*")}
     assert ids == {wandb_run_id(runs[1] / "checkpoints")} and len(list(killed.glob("wandb/offline-run-*"))) == 3
 
     # Finished: the same command starts a new one
     subprocess.run([*zoo_command(), "-n", "400"], cwd=killed, env=environment, check=True, capture_output=True)
     assert sorted(path.name for path in (killed / "logs" / "qa2c").iterdir()) == ["CartPole-v1_1", "CartPole-v1_2"]
+
+
+def test_a_zoo_command_without_a_seed_resumes_with_the_seed_of_its_run(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    command = [*zoo_command("--track"), "-n", "16000"]
+    at = command.index("--seed")
+    del command[at : at + 2]
+    assert start_and_kill(command, tmp_path, signal.SIGKILL, environment, step=8000) == -signal.SIGKILL
+    run = tmp_path / "logs" / "qa2c" / "CartPole-v1_1"
+    seed = read_json(run / "checkpoints" / "run.json")["seed"]
+    output = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+    assert f"Seed: {seed}, that of the run" in output and "Resuming from step" in output
+    assert dict(yaml.load((run / "CartPole-v1" / "args.yml").read_text(), Loader=yaml.UnsafeLoader))["seed"] == seed
+    assert read_json(run / "checkpoints" / "run.json")["seed"] == seed
+    assert [config["seed"] for config in wandb_configs(tmp_path)] == [seed, seed]
+
+    # As if it had been given, and the training never stopped
+    with_seed = [*zoo_command("--seed", str(seed)), "-n", "16000"]
+    subprocess.run([*with_seed, "--log-folder", "other"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    models = [QA2C.load(tmp_path / folder / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip") for folder in ("logs", "other")]
+    assert models[0].seed == models[1].seed == seed
+    assert_same_parameters(*models)
+    assert read_json(run / "checkpoints" / "run.json")["finished"]
 
 
 def test_only_an_unfinished_run_of_the_same_command_is_gone_on_with(tmp_path):
@@ -609,20 +987,78 @@ def test_wandb_run_id_of_a_new_folder_is_none(tmp_path):
     assert wandb_run_id(tmp_path) is None
 
 
-def fragment(kind, data):
-    return bytes(4) + len(data).to_bytes(2, "little") + bytes([kind]) + data
+class WandbRun:
+    """W&B's side of a run, as its service has it: rows below the current step are dropped, with a warning for each."""
+
+    def __init__(self, starting_step=0):
+        self.starting_step = self.step = starting_step
+        self.rows, self.n_warnings = {}, 0
+
+    def define_metric(self, *args, **kwargs):
+        pass
+
+    def log(self, row, step=None, commit=None):
+        if step is not None and step < self.step:
+            self.n_warnings += 1
+            return
+        step = self.step if step is None else step
+        self.rows.setdefault(step, {}).update(row)
+        self.step = step + 1
 
 
-def test_records_that_cross_blocks_or_are_torn_are_read_as_leveldb_writes_them():
-    # The first block is shorter by W&B's header of 7 bytes; a record never starts in the last 6 bytes of a block
-    first = b"a" * (32768 - 7 - 7 - 3)
-    log = fragment(1, first) + bytes(3) + fragment(1, b"b" * 100)
-    assert list(leveldb_records(log)) == [first, b"b" * 100]
-    long = os.urandom(70000)
-    left = 32768 - 7 - 7
-    parts = [long[:left], long[left : left + 32761], long[left + 32761 :]]
-    log = fragment(2, parts[0]) + fragment(3, parts[1]) + fragment(4, parts[2])
-    assert list(leveldb_records(log)) == [long]
-    assert list(leveldb_records(log[:-1])) == []
-    assert list(leveldb_records(fragment(1, b"whole") + fragment(1, b"torn")[:-2])) == [b"whole"]
-    assert list(leveldb_records(fragment(1, b"whole") + bytes(50))) == [b"whole"]
+def write_rows(output_format, values):
+    for value in values:
+        output_format.write({"x": value}, {"x": ()}, step=10 * (value // 2))
+
+
+def test_rows_that_wandb_has_are_not_logged_again_and_others_are(tmp_path):
+    run = WandbRun()
+    written = WandbOutputFormat(run, tmp_path / "rows.jsonl")
+    write_rows(written, range(8))
+    content = read_log(written.file)
+    # Two rows may have the same step of the training
+    assert run.rows == {i: {"x": i, "global_step": 10 * (i // 2)} for i in range(8)}
+    write_rows(written, range(8, 12))
+    written.close()
+
+    # W&B has a row less than the checkpoint, as many, or some of those behind it
+    for n_there in (7, 8, 10):
+        resumed_run = WandbRun(n_there)
+        resumed = WandbOutputFormat(resumed_run, tmp_path / "rows.jsonl")
+        rewrite_log(resumed.file, content)
+        resumed.log_again()
+        write_rows(resumed, range(8, 12))
+        resumed.close()
+        assert {i: row["x"] for i, row in resumed_run.rows.items()} == {i: i for i in range(n_there, 12)}
+        assert resumed_run.n_warnings == 0
+
+
+def test_rows_of_the_users_own_do_not_crowd_ours_out(tmp_path):
+    run = WandbRun()
+    output_format = WandbOutputFormat(run, tmp_path / "rows.jsonl")
+    for i in range(4):
+        run.log({"mine": i}), run.log({"mine": i})
+        write_rows(output_format, [i])
+    output_format.close()
+    assert run.n_warnings == 0 and [row["x"] for row in run.rows.values() if "x" in row] == list(range(4))
+
+
+def test_wandb_itself_has_each_row_under_its_number(tmp_path, monkeypatch):
+    """The same with W&B: its service, offline."""
+    monkeypatch.setattr(wandb, "run", None)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    content = b""
+    for start in (0, 8):
+        with wandb.init(mode="offline", project="p", id="one-run", dir=str(tmp_path)) as run:
+            output_format = WandbOutputFormat(run, tmp_path / "rows.jsonl")
+            rewrite_log(output_format.file, content)
+            output_format.log_again()
+            if start:
+                run.log({"mine": 1})
+            write_rows(output_format, range(start, start + 8))
+            content = read_log(output_format.file)
+            output_format.close()
+    # Its service has written everything when it has ended
+    wandb.teardown()
+    parts = [[(row["_step"], row["x"]) for row in part if "x" in row] for part in wandb_parts(tmp_path)]
+    assert parts == [[(i, i) for i in range(8)], [(i, i) for i in range(8)] + [(i + 1, i) for i in range(8, 16)]]

@@ -13,19 +13,12 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
-from sb3_qac.common.checkpoints import load_checkpoint, save_checkpoint
 from sb3_qac.common.env_util import make_ale_vec_env
-from sb3_qac.common.state import (
-    StateError,
-    get_random_state,
-    get_state,
-    random_state,
-    seeded_random_state,
-    set_random_state,
-    set_state,
-)
 from sb3_qac.common.vec_env import ale_vec_env
 from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.resume.checkpoints import load_checkpoint, save_checkpoint
+from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
+from sb3_qac.resume.state import StateError, get_state, set_state
 
 GAMES = [f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")]
 
@@ -103,7 +96,7 @@ def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
     first = env._current_seeds()
     np.testing.assert_array_equal(first, [3, 4])
     ends = play(env, np.random.default_rng(0), 900)
-    state = env.take_state()
+    state = env.get_state()
     assert (state["n_seeds"] > 1).all() and len(set(env._current_seeds()) | {3, 4}) == 4
     # The actions that are kept are those since the oldest seed
     assert len(state["actions"]) == len(ends) - (env._first_steps.min())
@@ -111,7 +104,7 @@ def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
     env.seed(8)
     env.reset()
     np.testing.assert_array_equal(env._current_seeds(), [8, 9])
-    assert len(env.take_state()["actions"]) == 0
+    assert len(env.get_state()["actions"]) == 0
 
 
 def test_native_games_are_played_again_only_where_they_go_on(monkeypatch):
@@ -165,6 +158,46 @@ class Counting(gym.Env):
     def step(self, action):
         self.count += 1
         return np.array([self.count], dtype=np.float32), 0.0, self.count % 10 == 0, False, {}
+
+
+class Board(Counting):
+    """Its row is a view of its board, and the copy of it is made and left by the game."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.board = np.zeros((3, 4))
+        self.row = self.board[1]
+        self.before = self.row
+
+    def step(self, action):
+        # Alternately its own array and a view of the board
+        self.before = self.row.copy() if self.count % 2 else self.row
+        self.row += 1
+        self.board[2] += self.before
+        return super().step(action)
+
+
+@pytest.mark.parametrize("n_steps", [0, 3, 4])
+def test_attributes_that_are_views_of_one_array_are_so_again(n_steps, tmp_path):
+    env, other = Board(), Board()
+    for _ in range(n_steps):
+        env.step(0)
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    for _ in range(5):
+        np.testing.assert_array_equal(other.board, env.board)
+        np.testing.assert_array_equal(other.row, other.board[1])
+        np.testing.assert_array_equal(other.before, env.before)
+        env.step(0), other.step(0)
+
+
+def test_wrappers_that_keep_the_observation_of_the_one_inside_share_it_again(tmp_path):
+    env, other = (VecNormalize(VecFrameStack(make_vec_env("CartPole-v1", 2, seed=0), 3)) for _ in range(2))
+    for vec_env in (env, other):
+        vec_env.reset()
+        play(vec_env, np.random.default_rng(0), 30)
+    assert np.shares_memory(env.old_obs, env.venv.stacked_obs.stacked_obs)
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    assert np.shares_memory(other.old_obs, other.venv.stacked_obs.stacked_obs)
 
 
 class Part:

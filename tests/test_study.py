@@ -14,9 +14,10 @@ from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import is_wrapped
 
 from sb3_qac.__main__ import main
-from sb3_qac.common.checkpoints import checkpoints_in, read_json
+from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study.catalogue import STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, whole_games

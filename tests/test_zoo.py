@@ -15,8 +15,10 @@ import optuna
 import pytest
 import yaml
 
-from sb3_qac import QA2C, REINFORCE, commands, zoo
+from sb3_qac import QA2C, QPPO, REINFORCE, commands, zoo
 from sb3_qac.__main__ import main
+from sb3_qac.zoo import search_space
+from sb3_qac.zoo.registration import REGISTRATIONS
 
 PRESETS = yaml.safe_load(zoo.presets("qa2c").read_text())
 ARGUMENTS = ["--algo", "qa2c", "--env", "CartPole-v1"]
@@ -173,7 +175,7 @@ def test_train_without_the_hook_goes_on_with_its_run_of_wandb(tmp_path, monkeypa
 @pytest.mark.parametrize("arguments", [["-f"], ["--track=all"], ["--verbose"]])
 def test_arguments_of_other_programs_are_left_alone(arguments, tmp_path):
     program = (
-        "import sys, pathlib, rl_zoo3.exp_manager; from sb3_qac.zoo import unfinished_run; "
+        "import sys, pathlib, rl_zoo3.exp_manager; from sb3_qac.zoo.resume import unfinished_run; "
         "print(unfinished_run(pathlib.Path(), 'CartPole-v1', sys.argv))"
     )
     run = tmp_path / "CartPole-v1_1" / "checkpoints" / "run.json"
@@ -242,7 +244,7 @@ def fake_zoo():
 
         def create_log_folder(self): ...
 
-    modules = {name: types.ModuleType(name) for name in zoo.PLACES}
+    modules = {name: types.ModuleType(name) for name in REGISTRATIONS}
     modules["rl_zoo3.utils"].ALGOS = {}
     modules["rl_zoo3.hyperparams_opt"].HYPERPARAMS_SAMPLER = {}
     modules["rl_zoo3.hyperparams_opt"].HYPERPARAMS_CONVERTER = {}
@@ -297,6 +299,8 @@ def entries(algo):
     ]
 
 
+# With one environment the rollout is smaller than QPPO's minibatch
+@pytest.mark.filterwarnings("ignore:`batch_size` is")
 @pytest.mark.parametrize(
     ("algo", "env_id", "n_timesteps"), [entry for algo in (*zoo.ALGORITHMS, "a2c") for entry in entries(algo)]
 )
@@ -318,8 +322,20 @@ def test_every_preset_makes_a_model(algo, env_id, n_timesteps, tmp_path):
 def test_samples_of_reinforces_search_space_are_arguments_of_the_algorithm():
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(20):
-        sampled = zoo.sample_reinforce_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
+        sampled = search_space.sample_reinforce_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
         REINFORCE("MlpPolicy", "CartPole-v1", **sampled)
+
+
+@pytest.mark.filterwarnings("ignore:`batch_size` is")
+def test_samples_of_qppos_search_space_are_arguments_of_the_algorithm():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        sampled = search_space.sample_qppo_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
+        QPPO("MlpPolicy", "CartPole-v1", **sampled)
+
+
+def test_qppo_has_presets_for_everything_that_qa2c_has():
+    assert entries("qa2c") and {name for _, name, _ in entries("qa2c")} == {name for _, name, _ in entries("qppo")}
 
 
 def test_presets_are_there_for_all_environments_that_the_readme_names():
@@ -344,7 +360,7 @@ def test_pong_evaluations_start_with_new_games():
 def test_samples_of_the_search_space_are_arguments_of_the_algorithm():
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(20):
-        sampled = zoo.sample_qa2c_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
+        sampled = search_space.sample_qa2c_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
         QA2C("MlpPolicy", "CartPole-v1", **sampled)
 
 

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code, 1 if a run failed
     """
-    from sb3_qac.common.checkpoints import read_json
+    from sb3_qac.common.files import read_json
     from sb3_qac.study.grid import check_ray_address, run_study
 
     folder = args.output or Path("studies", args.env)

@@ -5,6 +5,7 @@ are inside, where they are used from the inside.
 
 import math
 import numbers
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -91,6 +92,32 @@ def check_max_grad_norm(value: Any) -> float:
         return math.inf
     check_number("max_grad_norm", value)
     return value
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """
+    :param name: Name of the parameter, for the message
+    :param value: Value given
+    :param choices: Values allowed
+    :raises ValueError: if it is none of them
+    """
+    if value not in choices:
+        allowed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
+        raise ValueError(f"`{name}` must be {allowed}, but {value!r} was given.")
+
+
+def check_policy_class(policy_class: type, base_class: type, aliases: Iterable[str]) -> None:
+    """
+    :param policy_class: Class of the policy
+    :param base_class: Policy with a Q-value head that it must be or inherit from
+    :param aliases: Names of policies that can be used, for the message
+    :raises ValueError: if it is another policy
+    """
+    if not issubclass(policy_class, base_class):
+        raise ValueError(
+            f"The policy {policy_class.__name__} has no Q-value head. "
+            f"Use one of {', '.join(aliases)} or a subclass of {base_class.__name__}."
+        )
 
 
 def check_finite(terms: dict[str, float]) -> None:

@@ -38,7 +38,7 @@ def make_ale_vec_env(
     """
     Atari environments stepped by ale-py's C++ threads, called as SB3's ``make_atari_env``.
 
-    :param env_id: Atari environment without a frame skip of its own, "*NoFrameskip-v4"
+    :param env_id: Atari environment without a frame skip of its own, ``"*NoFrameskip-v4"``
     :param n_envs: Number of environments
     :param seed: Seed of the first environment
     :param monitor_dir: Folder for the monitor files; None writes none

@@ -47,6 +47,36 @@ def sampled_policy_loss(log_prob: th.Tensor, weight: th.Tensor) -> th.Tensor:
     return -(log_prob * weight.detach()).mean()
 
 
+def clipped_policy_loss(ratio: th.Tensor, weight: th.Tensor, clip_range: float) -> th.Tensor:
+    """
+    PPO's clipped loss on the action that was taken, ``-mean_s min(ratio w, clip(ratio, 1 - clip_range, 1 + clip_range) w)``.
+
+    At ``ratio = 1`` its gradient is that of ``sampled_policy_loss``.
+
+    Paper: Proximal Policy Optimization, Schulman et al. 2017, https://arxiv.org/abs/1707.06347
+
+    :param ratio: ``pi(a_t|s_t) / pi_old(a_t|s_t)`` of the action taken, shape (batch_size, 1)
+    :param weight: its weight, detached here, shape (batch_size, 1)
+    :param clip_range: how far the ratio counts beyond 1
+    :return: scalar loss
+    """
+    weight = weight.detach()
+    return -th.min(ratio * weight, ratio.clamp(1 - clip_range, 1 + clip_range) * weight).mean()
+
+
+def kl_divergence(old_log_probs: th.Tensor, log_probs: th.Tensor) -> th.Tensor:
+    """
+    Kullback-Leibler divergence of the policy from that of the rollout, ``mean_s sum_a pi_old (log pi_old - log pi)``.
+
+    It and its gradient are zero where the two are equal.
+
+    :param old_log_probs: ``log pi_old(a|s)`` of every action, shape (batch_size, n_actions)
+    :param log_probs: ``log pi(a|s)`` of every action, shape (batch_size, n_actions)
+    :return: scalar loss, at least 0
+    """
+    return (old_log_probs.exp() * (old_log_probs - log_probs)).sum(dim=1).mean()
+
+
 def critic_loss(q_taken: th.Tensor, returns: th.Tensor) -> th.Tensor:
     """
     Squared error of the critic at the actions that were taken, ``mean_s (R_t - Q(s_t, a_t))^2``.

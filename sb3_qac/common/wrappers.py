@@ -7,8 +7,6 @@ from gymnasium.core import ActType, ObsType
 from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
 from stable_baselines3.common.env_util import unwrap_wrapper
 
-from sb3_qac.common.state import StateError, equal, plain_attributes, put, put_attributes, take
-
 
 class EpisodeReplay(gym.Wrapper):
     """
@@ -81,32 +79,3 @@ def layers(env: gym.Env) -> list[gym.Wrapper]:
         found.append(env)
         env = env.env
     return found
-
-
-@take.register
-def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
-    return {
-        "reset_arguments": obj.reset_arguments,
-        "random_state": obj.random_state,
-        "actions": list(obj.actions),
-        "obs": obj.obs,
-        # Counters that an episode does not begin anew, such as those of Monitor
-        "layers": [plain_attributes(layer) for layer in layers(obj.env)],
-    }
-
-
-@put.register
-def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
-    if not values["random_state"]:
-        return  # It was never reset
-    obj.unwrapped.np_random.bit_generator.state = values["random_state"]
-    obj.reset(**values["reset_arguments"])
-    for action in values["actions"]:
-        obj.step(action if action.ndim else action.item())
-    if not equal(obj.obs, values["obs"]):
-        raise StateError(
-            f"The episode of {name} did not come to where it was when its actions were played again: "
-            "the environment draws random numbers that are not from `np_random`, or is another version."
-        )
-    for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
-        put_attributes(layer, attributes)

@@ -12,11 +12,13 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import (
     check_action_space,
+    check_choice,
     check_finite,
     check_integer,
     check_max_grad_norm,
     check_number,
     check_observation_space,
+    check_policy_class,
 )
 from sb3_qac.common.losses import (
     action_gap,
@@ -185,18 +187,13 @@ class QA2C(OnPolicyAlgorithm):
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
         check_integer("n_steps", self.n_steps, minimum=1)
-        if self.policy_gradient not in ("all-action", "sampled"):
-            raise ValueError(f"`policy_gradient` must be 'all-action' or 'sampled', but {self.policy_gradient!r} was given.")
+        check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
         if self.policy_gradient == "sampled" and self.beta > 0:
             raise ValueError(
                 f"`beta` ({self.beta}) corrects the all-action estimator and cannot go with policy_gradient='sampled'. "
                 "Set `beta=0`, or `policy_gradient='all-action'`."
             )
-        if not issubclass(self.policy_class, ActorCriticQPolicy):
-            raise ValueError(
-                f"The policy {self.policy_class.__name__} has no Q-value head. "
-                f"Use one of {', '.join(self.policy_aliases)} or a subclass of ActorCriticQPolicy."
-            )
+        check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
-from sb3_qac.common.checkpoints import read_json, write_atomically
+from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.common.torch_layers import constant_weights
 
 

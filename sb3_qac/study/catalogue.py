@@ -66,6 +66,8 @@ RUNGS: dict[str, Rung] = {
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (rung.algo, rung.hyperparams) for name, rung in RUNGS.items() if name != rung.algo
 }
+# QPPO's twin on the sampled action, for the ablation
+TASKS["qppo-sampled"] = ("qppo", {"policy_gradient": "sampled"})
 
 
 @dataclass(frozen=True)

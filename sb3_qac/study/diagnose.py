@@ -17,8 +17,8 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import explained_variance, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.common.checkpoints import write_atomically
 from sb3_qac.common.checks import check_number
+from sb3_qac.common.files import write_atomically
 from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, state_values
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.qa2c import QA2C

@@ -19,8 +19,8 @@ from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.allocator import keep_freed_memory
-from sb3_qac.common.checkpoints import read_json
 from sb3_qac.common.checks import check_number
+from sb3_qac.common.files import read_json
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.train import train_run

@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 
-from sb3_qac.common.checkpoints import write_atomically
+from sb3_qac.common.files import write_atomically
 from sb3_qac.study.callbacks import NoCallback
 from sb3_qac.study.catalogue import RUNGS
 from sb3_qac.study.diagnose import GradientMoments
@@ -169,7 +169,7 @@ def _noise_of(record: Record) -> dict[str, float] | None:
     if (record.folder / "run.json").is_file():
         return noise_of_run(record.folder)
     # A packed run has the figures of its last page
-    known = {name: record.figures[name] for name in ("noise_to_signal", "variance") if name in record.figures}
+    known = {name: figure for name, figure in record.figures.items() if name in ("noise_to_signal", "variance")}
     return known if "variance" in known else None
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb3_qac.common.checkpoints import read_json
+from sb3_qac.common.files import read_json
 from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.pack import find_pack, load_pack
 from sb3_qac.study.records import CURVES, Groups, Record

@@ -20,13 +20,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticCnnPolicy
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import to_ale_vec_env
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
-from sb3_qac.common.state import StateError, get_state
 from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.resume.state import StateError, get_state
 from sb3_qac.study.callbacks import ConstantWeightsCallback, StatusCallback, StopOnReturn
 from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback

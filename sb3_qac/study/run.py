@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sb3_qac.common.checkpoints import read_json
+from sb3_qac.common.files import read_json
 
 # What may change when a run is resumed: where and with what it is computed, not its outcome
 MAY_CHANGE = ("folder", "n_threads", "device", "wandb")

@@ -18,8 +18,8 @@ from filelock import FileLock
 from stable_baselines3.common.utils import set_random_seed
 
 import sb3_qac
-from sb3_qac.common.callbacks import wandb_run_id
-from sb3_qac.common.checkpoints import write_atomically
+from sb3_qac.common.files import write_atomically
+from sb3_qac.resume.wandb import wandb_run_id
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run
 from sb3_qac.zoo import register

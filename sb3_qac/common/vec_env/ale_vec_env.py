@@ -14,11 +14,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_qac.common.checks import check_package
-from sb3_qac.common.state import StateError, put, take
 
 FIRE = 1
 # An environment is seeded anew at the end of the first game after so many steps; its actions since then make its state (see
-# ``put_state``). ale-py loads the game anew for a seed, which takes some 70 ms: fewer seeds cost less, but longer replays
+# ``set_state``). ale-py loads the game anew for a seed, which takes some 70 ms: fewer seeds cost less, but longer replays
 STEPS_PER_SEED = 20_000
 
 
@@ -35,7 +34,7 @@ class AleVecEnv(VecEnv):
 
     Code: the environments are ``ale_py.vector_env.AtariVectorEnv``
 
-    :param env_id: Atari environment of gymnasium without a frame skip of its own, "*NoFrameskip-v4"
+    :param env_id: Atari environment of gymnasium without a frame skip of its own, ``"*NoFrameskip-v4"``
     :param n_envs: Number of environments
     :param seed: Seed of the first environment, those after it count up from there; at random if None
     :param monitor_dir: Folder for the monitor files, one for each environment; None writes none
@@ -108,7 +107,7 @@ class AleVecEnv(VecEnv):
         self._actions = bytearray()
         self._first_steps = np.zeros(n_envs, dtype=np.int64)
         self._n_steps = 0
-        self._state_to_put: dict[str, Any] | None = None
+        self._state_to_set: dict[str, Any] | None = None
 
         observation_space = spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
         super().__init__(n_envs, observation_space, self._envs.single_action_space)
@@ -136,7 +135,7 @@ class AleVecEnv(VecEnv):
             if seed is not None:
                 self._base_seeds[i], self._n_seeds[i] = seed, 0
         self._reset_seeds()
-        self._state_to_put = None
+        self._state_to_set = None
         obs, info = self._start_anew(np.ones(self.num_envs, dtype=bool))
         self._lives = info["lives"]
         self._life_lost[:] = False
@@ -169,8 +168,8 @@ class AleVecEnv(VecEnv):
         )
 
     def step_async(self, actions: np.ndarray) -> None:
-        if self._state_to_put is not None:
-            self._replay(self._state_to_put)
+        if self._state_to_set is not None:
+            self._replay(self._state_to_set)
         if self._fire_on_life_loss and self._life_lost.any():
             actions = np.where(self._life_lost, FIRE, actions)
         actions = np.asarray(actions, dtype=np.int64)
@@ -222,10 +221,10 @@ class AleVecEnv(VecEnv):
             self._results_writers[i].write_row(episode)
         return episode
 
-    def take_state(self) -> dict[str, Any]:
-        """:return: what ``put_state`` takes, as plain data"""
-        if self._state_to_put is not None:
-            return self._state_to_put
+    def get_state(self) -> dict[str, Any]:
+        """:return: what ``set_state`` takes, as plain data"""
+        if self._state_to_set is not None:
+            return self._state_to_set
         first_step = int(self._first_steps.min())
         return {
             # Seeds of the user's that the next reset will take
@@ -242,24 +241,24 @@ class AleVecEnv(VecEnv):
             "start_time": self._start_time,
         }
 
-    def put_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """
         Bring the environments to where others were. ale-py's C++ environments have no state that one could read; but they
         are what their seed and their actions since then make them, so these are played again, before the next step.
 
-        :param state: What ``take_state`` gave
+        :param state: What ``get_state`` gave
         """
-        self._state_to_put = state
+        self._state_to_set = state
         self._start_time = state["start_time"]
         self._seeds = list(state["seeds"])
         self._base_seeds, self._n_seeds = state["base_seeds"].copy(), state["n_seeds"].copy()
 
     def _replay(self, state: dict[str, Any]) -> None:
         """
-        :param state: What ``take_state`` gave
-        :raises StateError: if the actions do not lead to the frames that they led to
+        :param state: What ``get_state`` gave
+        :raises ValueError: if the actions do not lead to the frames that they led to
         """
-        self._state_to_put = None
+        self._state_to_set = None
         seeds, actions, first_steps = self._current_seeds(), state["actions"], state["first_steps"]
         frames, _ = self._envs.reset(seed=seeds)
         for step in range(len(actions) + 1):
@@ -270,7 +269,7 @@ class AleVecEnv(VecEnv):
             if step < len(actions):
                 frames = self._envs.step(actions[step].astype(np.int64))[0]
         if not np.array_equal(frames, state["frames"]):
-            raise StateError(
+            raise ValueError(
                 f"The games of {self.spec.id} did not come to where they were when their actions were played again. "
                 "Go on with the versions of ale-py and of this package that the training was started with."
             )
@@ -307,17 +306,6 @@ class AleVecEnv(VecEnv):
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         raise NotImplementedError(f"The games run in C++ and have no method `{method_name}`. Use SB3's `make_atari_env`.")
-
-
-@take.register
-def _(obj: AleVecEnv, name: str, seen: set[int]) -> dict[str, Any]:
-    return {"games": obj.take_state(), "action_space": take(obj.action_space, name, seen)}
-
-
-@put.register
-def _(obj: AleVecEnv, values: dict[str, Any], name: str) -> None:
-    obj.put_state(values["games"])
-    put(obj.action_space, values["action_space"], name)
 
 
 def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """
-What live objects depend on, as plain data: taken from one object, put back into another that was built the same way.
+The state of live objects as plain data: taken from one object, put into another one that was built the same way.
 
-Nothing is pickled and no object is made from what was read: numbers, arrays and the states of random generators go back to
-where an object of the same build has them.
+Nothing is pickled, and reading makes no objects: numbers, arrays and the states of random generators go to where an object
+of the same build has them.
 """
 
 import enum
@@ -10,35 +10,50 @@ import io
 import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import singledispatch
+from pathlib import PurePath
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import ResultsWriter
-from stable_baselines3.common.vec_env import SubprocVecEnv
+from stable_baselines3.common.vec_env import VecEnv
+from torch.utils.hooks import RemovableHandle
 
 # Attributes that say how an object was built, or that each step writes anew
 SKIPPED_ATTRIBUTES = frozenset(
     {"spec", "metadata", "class_attributes", "buf_infos", "reset_infos"}
     | {"_cached_spec", "_metadata", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
 )
+
+
 CONSTANTS = (
     types.ModuleType,
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
+    np.ufunc,
     type,
     io.IOBase,
+    PurePath,
+    Logger,
+    KVWriter,
     ResultsWriter,
     np.dtype,
+    th.dtype,
+    th.device,
+    RemovableHandle,
     gym.envs.registration.EnvSpec,
 )
+
+
+# Objects that there are as many of at the end of a training as at its start
+BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 
 
 class StateError(ValueError):
@@ -73,15 +88,15 @@ def is_plain(value: Any) -> bool:
     """
     if isinstance(value, np.ndarray):
         return not value.dtype.hasobject
-    if isinstance(value, list | tuple | deque):
-        return type(value) in (list, tuple, deque) and all(is_plain(item) for item in value)
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return type(value) in (list, tuple, deque, set, frozenset) and all(is_plain(item) for item in value)
     if isinstance(value, dict):
         items = (*value.keys(), *value.values())
         return type(value) in (dict, OrderedDict) and all(is_plain(item) for item in items)
     return value is None or type(value) in (bool, int, float, str, bytes, th.Tensor) or isinstance(value, np.generic)
 
 
-def plain_attributes(obj: Any) -> dict[str, Any]:
+def get_plain_attributes(obj: Any) -> dict[str, Any]:
     """
     :param obj: Any object
     :return: its attributes that are plain data; of a ``Counter`` and its like, what is in it
@@ -90,12 +105,12 @@ def plain_attributes(obj: Any) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if is_plain(value)}
 
 
-def put_attributes(obj: Any, values: dict[str, Any]) -> None:
+def set_attributes(obj: Any, values: dict[str, Any]) -> None:
     """
-    Counterpart of ``plain_attributes``.
+    Counterpart of ``get_plain_attributes``.
 
     :param obj: Object of the same build
-    :param values: What ``plain_attributes`` gave
+    :param values: What ``get_plain_attributes`` gave
     """
     for name, value in values.items():
         current = vars(obj).get(name)
@@ -120,14 +135,15 @@ def equal(one: Any, other: Any) -> bool:
     return np.array_equal(one, other)
 
 
-def get_state(obj: Any, name: str = "object") -> Any:
+def get_state(obj: Any, name: str = "object", seen: set[int] | None = None) -> Any:
     """
     :param obj: Object whose state to take: plain data, or anything with such attributes, however deep
     :param name: What to call it in errors
+    :param seen: Identities of objects to leave out, to which those whose state is taken are added
     :return: Plain data and ``ObjectState``
     :raises StateError: if some of it is neither, and no function is known that takes its state; the message says where
     """
-    return _state_of(obj, name, set())
+    return _state_of(obj, name, set() if seen is None else seen)
 
 
 def set_state(obj: Any, state: Any, name: str = "object") -> None:
@@ -140,21 +156,21 @@ def set_state(obj: Any, state: Any, name: str = "object") -> None:
     if not isinstance(state, ObjectState) or state.kind != kind_of(obj):
         found = state.kind if isinstance(state, ObjectState) else type(state).__name__
         raise StateError(f"{name} is a {kind_of(obj)}, but its saved state is that of a {found}: build it as it was.")
-    put(obj, state.values, name)
+    set_values(obj, state.values, name)
 
 
 def _state_of(obj: Any, name: str, seen: set[int]) -> Any:
     if is_plain(obj):
         return obj
     seen.add(id(obj))
-    return ObjectState(kind_of(obj), take(obj, name, seen))
+    return ObjectState(kind_of(obj), get_values(obj, name, seen))
 
 
 @singledispatch
-def take(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
+def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     """
     State of an object by its class; to support a class with state that Python does not see, register functions for it
-    with ``take.register`` and ``put.register``.
+    with ``get_values.register`` and ``set_values.register``.
 
     :param obj: The object
     :param name: What to call it in errors
@@ -166,23 +182,39 @@ def take(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     if not hasattr(obj, "__dict__") or isinstance(obj, dict | list | tuple | set | deque):
         raise StateError(
             f"The state of {name} ({kind_of(obj)}) cannot be taken, so this training could not be resumed exactly. "
-            "Wrap the environment in `sb3_qac.common.wrappers.EpisodeReplay`, "
-            "or register functions with `sb3_qac.common.state.take` and `put`."
+            "Wrap an environment in `sb3_qac.common.wrappers.EpisodeReplay`. Elsewhere use numbers, arrays or random "
+            "generators, or register functions for the class with `sb3_qac.resume.state.get_values` and `set_values`."
         )
-    values, plain = {}, plain_attributes(obj)
+    return get_attributes(obj, name, seen)
+
+
+def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] = SKIPPED_ATTRIBUTES) -> dict[str, Any]:
+    """
+    :param obj: An object
+    :param name: What to call it in errors
+    :param seen: Identities of the objects whose state is taken already
+    :param skipped: Names of attributes to leave out
+    :return: Its state by name
+    :raises StateError: if some of it cannot be taken
+    """
+    values, plain = {}, get_plain_attributes(obj)
     for key, value in vars(obj).items():
-        if key in SKIPPED_ATTRIBUTES or is_constant(value) or id(value) in seen:
+        if key in skipped or is_constant(value) or _is_seen(value, seen):
             continue
         if key in plain:
             values[key] = plain[key]
         elif isinstance(value, enum.Enum):
             # The one member may be that of several attributes
             values[key] = ObjectState(kind_of(value), {"member": value.value if isinstance(value, enum.Flag) else value.name})
-        elif isinstance(value, list) and value and all(isinstance(item, gym.Env) for item in value):
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, BUILT_ONCE) for item in value):
             values[key] = [_state_of(item, f"{name}.{key}[{i}]", seen) for i, item in enumerate(value)]
         else:
             values[key] = _state_of(value, f"{name}.{key}", seen)
     return values
+
+
+def _is_seen(value: Any, seen: set[int]) -> bool:
+    return id(value) in seen or (isinstance(value, list | tuple) and bool(value) and all(id(item) in seen for item in value))
 
 
 def is_constant(value: Any) -> bool:
@@ -190,18 +222,19 @@ def is_constant(value: Any) -> bool:
     :param value: Value of an attribute
     :return: Whether it is no state: code, a file, a description
     """
-    if isinstance(value, list | tuple) and value and not is_plain(value):
-        return all(is_constant(item) or isinstance(item, enum.Enum) for item in value)
+    if isinstance(value, dict | list | tuple) and value and not is_plain(value):
+        items = value.values() if isinstance(value, dict) else value
+        return all(is_constant(item) or isinstance(item, enum.Enum) for item in items)
     return isinstance(value, CONSTANTS) or type(value).__module__.partition(".")[0] in ("pygame", "logging")
 
 
 @singledispatch
-def put(obj: Any, values: dict[str, Any], name: str) -> None:
+def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
     """
-    Counterpart of ``take``.
+    Counterpart of ``get_values``.
 
     :param obj: Object of the same build
-    :param values: What ``take`` gave
+    :param values: What ``get_values`` gave
     :param name: What to call it in errors
     :raises StateError: if the object is built differently
     """
@@ -215,28 +248,20 @@ def put(obj: Any, values: dict[str, Any], name: str) -> None:
                 current = vars(obj)[key] = np.random.default_rng()
             set_state(current, value, path)
         elif isinstance(value, list) and value and isinstance(value[0], ObjectState):
-            if not isinstance(current, list) or len(current) != len(value):
+            if not isinstance(current, list | tuple) or len(current) != len(value):
                 raise StateError(f"{path} does not have the {len(value)} items of the saved state: build it as it was.")
             for i, (item, state) in enumerate(zip(current, value, strict=True)):
                 set_state(item, state, f"{path}[{i}]")
         else:
-            put_attributes(obj, {key: value})
+            set_attributes(obj, {key: value})
 
 
-@take.register
-def _(obj: SubprocVecEnv, name: str, seen: set[int]) -> dict[str, Any]:
-    raise StateError(
-        f"{name} runs its environments in other processes (SubprocVecEnv), where their state cannot be taken. "
-        "Use a DummyVecEnv, or for Atari an AleVecEnv."
-    )
-
-
-@take.register
+@get_values.register
 def _(obj: np.random.Generator, name: str, seen: set[int]) -> dict[str, Any]:
     return {"state": obj.bit_generator.state}
 
 
-@put.register
+@set_values.register
 def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
     kind = values["state"]["bit_generator"]
     if kind != obj.bit_generator.state["bit_generator"]:
@@ -246,127 +271,53 @@ def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
     obj.bit_generator.state = values["state"]
 
 
-@take.register
+@get_values.register
 def _(obj: np.random.RandomState, name: str, seen: set[int]) -> dict[str, Any]:
     return {"state": obj.get_state()}
 
 
-@put.register
+@set_values.register
 def _(obj: np.random.RandomState, values: dict[str, Any], name: str) -> None:
     obj.set_state(values["state"])
 
 
-@take.register
+@get_values.register
 def _(obj: random.Random, name: str, seen: set[int]) -> dict[str, Any]:
     return {"state": obj.getstate()}
 
 
-@put.register
+@set_values.register
 def _(obj: random.Random, values: dict[str, Any], name: str) -> None:
     obj.setstate(values["state"])
 
 
-@take.register
+@get_values.register
+def _(obj: th.Generator, name: str, seen: set[int]) -> dict[str, Any]:
+    return {"state": obj.get_state()}
+
+
+@set_values.register
+def _(obj: th.Generator, values: dict[str, Any], name: str) -> None:
+    obj.set_state(values["state"])
+
+
+@get_values.register
 def _(obj: spaces.Space, name: str, seen: set[int]) -> dict[str, Any]:
     """A space never changes, but samples from a generator of its own; those inside a composite one sample too."""
     return {
         "generator": None if obj._np_random is None else obj._np_random.bit_generator.state,
-        "parts": [take(part, name, seen) for part in _parts(obj)],
+        "parts": [get_values(part, name, seen) for part in _parts(obj)],
     }
 
 
-@put.register
+@set_values.register
 def _(obj: spaces.Space, values: dict[str, Any], name: str) -> None:
     if values["generator"] is not None:
         obj.np_random.bit_generator.state = values["generator"]
     for part, state in zip(_parts(obj), values["parts"], strict=True):
-        put(part, state, name)
+        set_values(part, state, name)
 
 
 def _parts(space: spaces.Space) -> list[spaces.Space]:
     parts = getattr(space, "spaces", [])
     return list(parts.values() if isinstance(parts, dict) else parts)
-
-
-try:
-    from ale_py.env import AtariEnv
-except ImportError:  # its wheel is not on every platform
-    pass
-else:
-    from ale_py import ALEState
-
-    @take.register
-    def _(obj: AtariEnv, name: str, seen: set[int]) -> dict[str, Any]:
-        # With the generator of the emulator, which sticky actions are drawn from
-        emulator = obj.clone_state(include_rng=True).__getstate__()
-        return {
-            "emulator": emulator,
-            "generator": _state_of(obj._np_random, f"{name}.np_random", seen),
-            "action_space": take(obj.action_space, name, seen),
-            "observation_space": take(obj.observation_space, name, seen),
-        }
-
-    @put.register
-    def _(obj: AtariEnv, values: dict[str, Any], name: str) -> None:
-        state = ALEState.__new__(ALEState)
-        state.__setstate__(values["emulator"])
-        obj.restore_state(state)
-        if values["generator"] is not None:
-            set_state(obj.np_random, values["generator"], f"{name}.np_random")
-        put(obj.action_space, values["action_space"], name)
-        put(obj.observation_space, values["observation_space"], name)
-
-
-def get_random_state() -> dict[str, Any]:
-    """:return: states of the global generators: of Python, numpy, and torch on every device"""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": th.get_rng_state(),
-        "cuda": th.cuda.get_rng_state_all() if th.cuda.is_available() else [],
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """
-    :param state: What ``get_random_state`` gave
-    """
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    th.set_rng_state(state["torch"])
-    # A training may be resumed on a machine with fewer GPUs, or none
-    if len(state["cuda"]) <= th.cuda.device_count():
-        th.cuda.set_rng_state_all(state["cuda"])
-
-
-def seeded_random_state(seed: int | None) -> dict[str, Any]:
-    """
-    :param seed: Seed; at random if None
-    :return: states of the global generators as if they had been seeded so, which they are not
-    """
-    words = [int(word) for word in np.random.SeedSequence(seed).generate_state(3)]
-    return {
-        "python": random.Random(words[0]).getstate(),
-        "numpy": np.random.RandomState(words[1]).get_state(),
-        "torch": th.Generator().manual_seed(words[2]).get_state(),
-        "cuda": [
-            th.Generator(f"cuda:{i}").manual_seed(words[2]).get_state()
-            for i in range(th.cuda.device_count() if th.cuda.is_available() else 0)
-        ],
-    }
-
-
-@contextmanager
-def random_state(state: dict[str, Any]) -> Iterator[None]:
-    """
-    Within it, the global generators are others: those of ``state``, which goes on from where it was left.
-
-    :param state: What ``get_random_state`` or ``seeded_random_state`` gave; updated at the end
-    """
-    outside = get_random_state()
-    set_random_state(state)
-    try:
-        yield
-    finally:
-        state.update(get_random_state())
-        set_random_state(outside)

@@ -1,24 +1,18 @@
-"""Log files that go on where they were: no row missing, and none twice."""
+"""Log files that a resumed training continues: no row is missing, and none is there twice."""
 
 import io
-import json
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import gymnasium as gym
-import numpy as np
-from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat, filter_excluded_keys
+from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-# Column with the number of a row in W&B, where two rows may have the same step
-ROW = "time/row"
 
-
-class ContinuedLogger(Logger):
+class ResumedLogger(Logger):
     """
     Logger of a resumed training, which can be told to leave out a row.
 
@@ -42,7 +36,7 @@ class ContinuedLogger(Logger):
             super().dump(step)
 
 
-class ContinuedTensorBoard(TensorBoardOutputFormat):
+class ResumedTensorBoard(TensorBoardOutputFormat):
     """
     Goes on in a folder of TensorBoard's: what stands there already is not written again.
 
@@ -54,7 +48,7 @@ class ContinuedTensorBoard(TensorBoardOutputFormat):
         super().__init__(folder)
 
     @classmethod
-    def instead_of(cls, output_format: TensorBoardOutputFormat, folder: Path) -> "ContinuedTensorBoard":
+    def instead_of(cls, output_format: TensorBoardOutputFormat, folder: Path) -> "ResumedTensorBoard":
         """
         :param output_format: Output that was just opened and is empty; its file is removed, and its folder if it is empty then
         :param folder: Folder to go on in
@@ -72,99 +66,6 @@ class ContinuedTensorBoard(TensorBoardOutputFormat):
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         new = {key: value for key, value in key_values.items() if self.last_steps.get(key, -1) < step}
         super().write(new, {key: key_excluded[key] for key in new}, step)
-
-
-class WandbOutputFormat(KVWriter):
-    """
-    Writes rows to a run of Weights & Biases, each under its ``global_step``, and to a file from which a resumed training can
-    write again those that W&B lost: offline it keeps them in memory for a while.
-
-    :param run: Active run of W&B
-    :param path: File for the rows, as JSON lines
-    """
-
-    def __init__(self, run: Any, path: Path) -> None:
-        self.run = run
-        self.file = open(path, "w")
-        self.n_rows = 0
-        self.n_rows_there = 0
-        run.define_metric("*", step_metric="global_step")
-
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        # What TensorBoard leaves out is left out here
-        values = filter_excluded_keys(key_values, key_excluded, "tensorboard")
-        row = {key: np.asarray(value).item() for key, value in values.items() if isinstance(value, int | float | np.number)}
-        row["global_step"], row[ROW] = step, self.n_rows
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
-        self._log(row)
-
-    def _log(self, row: dict[str, Any]) -> None:
-        self.n_rows = row[ROW] + 1
-        if self.n_rows > self.n_rows_there:
-            self.run.log(row)
-
-    def go_on(self) -> None:
-        """Log those rows of the file that the run does not have, and leave out further ones that it has."""
-        self.n_rows_there = max(n_rows_online(self.run), n_rows_offline(self.run))
-        for line in Path(self.file.name).read_text().splitlines():
-            self._log(json.loads(line))
-
-    def close(self) -> None:
-        self.file.close()
-
-
-def n_rows_online(run: Any) -> int:
-    """
-    :param run: Run of Weights & Biases
-    :return: Number of rows that its server has
-    """
-    return int(run.summary.get(ROW, -1)) + 1 if run.resumed else 0
-
-
-def n_rows_offline(run: Any) -> int:
-    """
-    :param run: Run of Weights & Biases
-    :return: Number of rows that former processes kept of it on this disk
-    """
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
-
-    n_rows, current = 0, Path(run.dir).parent
-    for path in current.parent.glob(f"offline-run-*-{run.id}/run-{run.id}.wandb"):
-        if path.parent != current:
-            for data in leveldb_records(path.read_bytes()[WANDB_HEADER_LENGTH:]):
-                for item in Record.FromString(data).history.item:
-                    if ROW in (item.key, "/".join(item.nested_key)):
-                        n_rows = max(n_rows, int(json.loads(item.value_json)) + 1)
-    return n_rows
-
-
-WANDB_HEADER_LENGTH, BLOCK_LENGTH, FRAGMENT_HEADER = 7, 32768, struct.Struct("<IHB")
-
-
-def leveldb_records(data: bytes) -> Iterator[bytes]:
-    """
-    Source: https://github.com/google/leveldb/blob/main/doc/log_format.md, in which W&B keeps its runs, behind a header
-
-    :param data: Log in LevelDB's format, with the first block shorter by W&B's header
-    :return: its records, without one at the end that is torn
-    """
-    position, parts = 0, []
-    while position + FRAGMENT_HEADER.size <= len(data):
-        left_in_block = BLOCK_LENGTH - (position + WANDB_HEADER_LENGTH) % BLOCK_LENGTH
-        if left_in_block < FRAGMENT_HEADER.size:
-            position += left_in_block
-            continue
-        _, length, kind = FRAGMENT_HEADER.unpack_from(data, position)
-        position += FRAGMENT_HEADER.size
-        parts.append(data[position : position + length])
-        position += length
-        # 1 is a whole record, 2, 3 and 4 the first, middle and last part of one; 0 is space not yet written
-        if kind == 0 or position > len(data):
-            return
-        if kind in (1, 4):
-            yield b"".join(parts)
-            parts = []
 
 
 def last_steps(folder: Path) -> dict[str, int]:

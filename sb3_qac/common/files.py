@@ -1,0 +1,42 @@
+"""Files that are there whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """
+    :param path: File to write; after a failure or a kill it is as it was before, or as it should be
+    :param data: Its content
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        # The name is only on the disk when its folder is
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """
+    :param path: JSON file
+    :return: its content; empty if there is no such file
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}

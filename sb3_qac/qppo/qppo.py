@@ -1,0 +1,403 @@
+import warnings
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_qac.common.checks import (
+    check_action_space,
+    check_choice,
+    check_finite,
+    check_integer,
+    check_max_grad_norm,
+    check_number,
+    check_observation_space,
+    check_policy_class,
+)
+from sb3_qac.common.losses import (
+    action_gap,
+    all_action_policy_loss,
+    clipped_policy_loss,
+    critic_loss,
+    kl_divergence,
+    negative_entropy,
+    state_values,
+)
+from sb3_qac.common.torch_layers import constant_weights
+from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
+
+SelfQPPO = TypeVar("SelfQPPO", bound="QPPO")
+
+# Of the running mean that sigma is, for each minibatch
+SIGMA_DECAY = 0.99
+# Smallest sigma, where all Q-values are equal and right
+SIGMA_MIN = 1e-8
+# Limits of a coefficient of the KL divergence that is adapted
+KL_COEF_MIN, KL_COEF_MAX = 1e-4, 1e4
+
+
+class QPPO(OnPolicyAlgorithm):
+    """
+    Q Proximal Policy Optimization (QPPO): PPO with an action-value critic and the all-action policy gradient.
+
+    It is to QA2C what PPO is to A2C: each rollout is used for several epochs of minibatches. The sum over actions needs no
+    importance ratio for that, as Q says what the actions of the current policy are worth::
+
+        loss = - mean_s [ sum_a pi(a|s) A(s, a) ] / sigma                          A = Q - V~, V~ = sum_a pi Q
+               - beta     * mean_s [ min(rho d, clip(rho) d) ] / sigma             d = R_t - Q(s_t, a_t)
+               + kl_coef  * mean_s [ KL(pi_old(.|s) || pi(.|s)) ]                  rho = pi(a_t|s_t) / pi_old(a_t|s_t)
+               - ent_coef * mean_s [ entropy of pi(.|s) ]
+               + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]                       A, d and sigma are constants to the gradient
+
+    R_t are TD(lambda) returns, from V~ of the rollout. At pi = pi_old and sigma = 1 the gradient is that of QA2C with the
+    same ``beta``.
+
+    Differences from PPO: the critic is Q(s, a); its judgement of all actions is bounded by the KL divergence, as in
+    the penalty form of PPO (Schulman et al. 2017, https://arxiv.org/abs/1707.06347), only the correction by the return is
+    clipped; advantages are divided by a running scale, not by the standard deviation of the minibatch.
+    The all-action gradient is that of Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503;
+    the correction is that of beta-LOO, Gruslys et al. 2017, https://arxiv.org/abs/1704.04651.
+    The defaults are for Atari games with 16 environments.
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
+    :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
+    :param learning_rate: The learning rate, it can be a function
+        of the current progress remaining (from 1 to 0)
+    :param n_steps: The number of steps to run for each environment per update
+        (i.e. rollout buffer size is n_steps * n_envs where n_envs is number of environment copies running in parallel)
+    :param batch_size: Minibatch size
+    :param n_epochs: Number of epochs when optimizing the loss
+    :param gamma: Discount factor, between 0 and 1
+    :param gae_lambda: Factor for trade-off of bias vs variance of the critic's targets, TD(lambda), between 0 and 1
+    :param clip_range: Clipping parameter of the correction (and of "sampled"), it can be a function of the current progress
+        remaining (from 1 to 0)
+    :param ent_coef: Entropy coefficient for the loss calculation
+    :param vf_coef: Value function coefficient for the loss calculation
+    :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
+    :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
+    :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation.
+    :param target_kl: KL divergence per rollout that ``kl_coef`` is adapted to: doubled where that of the last epoch is
+        1.5 times as large, halved where it is 1.5 times smaller. None (default) leaves ``kl_coef`` as it is. (In SB3's PPO,
+        which has no penalty, the epochs end early instead.)
+    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
+        the reported success rate, mean episode length, and mean reward over
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments to be passed to the policy on creation
+    :param verbose: Verbosity level: 0 for no output, 1 for info messages (such as device or wrappers used), 2 for
+        debug messages
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run.
+        Setting it to auto, the code will be run on the GPU if possible.
+    :param kl_coef: Coefficient of the KL divergence from the policy of the rollout
+    :param beta: Weight of the sampled correction, between the critic's judgement (0) and that of the return (1)
+    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for its twin on the action taken,
+        in which PPO's clipped loss of (R_t - V~) / sigma stands for the sum and its correction; all else is the same
+    :param advantage_scale: What sigma is a running mean of, over the minibatches: "corrected" for the root of
+        mean_s sum_a pi A^2 + beta mean d^2, the size of the advantage together with its correction; "critic" for the root
+        of mean_s sum_a pi A^2, which is small while the critic knows little, and makes the correction large; None for no
+        scaling, sigma = 1
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
+    """
+
+    policy: ActorCriticQPolicy
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": ActorCriticQPolicy,
+        "CnnPolicy": ActorCriticQCnnPolicy,
+        "MultiInputPolicy": MultiInputActorCriticQPolicy,
+    }
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticQPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 5e-4,
+        n_steps: int = 64,
+        batch_size: int = 128,
+        n_epochs: int = 2,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        # PPO's own order ends here: `clip_range_vf` comes next there
+        *,
+        ent_coef: float = 0.05,
+        vf_coef: float = 0.5,
+        max_grad_norm: float | None = 0.5,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        kl_coef: float = 1.0,
+        beta: float = 1.0,
+        policy_gradient: Literal["all-action", "sampled"] = "all-action",
+        advantage_scale: Literal["corrected", "critic"] | None = "corrected",
+        _init_setup_model: bool = True,
+    ) -> None:
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
+            use_sde=False,
+            sde_sample_freq=-1,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            _init_setup_model=False,
+            supported_action_spaces=(spaces.Discrete,),
+        )
+
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.clip_range = clip_range
+        self.target_kl = target_kl
+        self.kl_coef = kl_coef
+        self.beta = beta
+        self.policy_gradient = policy_gradient
+        self.advantage_scale = advantage_scale
+        # None until the first minibatch
+        self.sigma: float | None = None
+
+        if _init_setup_model:
+            self._setup_model()
+            self._warn_of_truncated_batches()
+
+    @property
+    def training_state(self) -> tuple[str, ...]:
+        """Attributes that move with the training, for exact resume."""
+        return ("sigma",) if self.target_kl is None else ("sigma", "kl_coef")
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        # Here, since SB3 asserts `supported_action_spaces` next, without a word on what to do
+        check_action_space(env.action_space)
+        return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+
+    def _setup_model(self) -> None:
+        # Here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
+        self._check_arguments()
+        super()._setup_model()
+        self.clip_range = FloatSchedule(self.clip_range)
+
+    def _check_arguments(self) -> None:
+        check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
+        for name in ("ent_coef", "vf_coef", "kl_coef", "beta"):
+            check_number(name, getattr(self, name))
+        for name in ("gamma", "gae_lambda"):
+            check_number(name, getattr(self, name), maximum=1)
+        for name in ("n_steps", "batch_size", "n_epochs"):
+            check_integer(name, getattr(self, name), minimum=1)
+        if not callable(self.clip_range):
+            check_number("clip_range", self.clip_range)
+        self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
+        check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
+        check_choice("advantage_scale", self.advantage_scale, ("corrected", "critic", None))
+        if self.target_kl is not None:
+            check_number("target_kl", self.target_kl)
+            if self.target_kl == 0 or self.kl_coef == 0:
+                raise ValueError(
+                    f"`target_kl` ({self.target_kl}) adapts `kl_coef` ({self.kl_coef}) by factors, so both must be above 0. "
+                    "Leave `target_kl` out for a coefficient that stays as it is."
+                )
+        check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
+
+    def _warn_of_truncated_batches(self) -> None:
+        """As in PPO: that is what `n_steps`, `n_envs` and `batch_size` are easily mistaken in."""
+        buffer_size = self.n_steps * self.n_envs
+        if buffer_size % self.batch_size > 0:
+            warnings.warn(
+                f"`batch_size` is {self.batch_size}, but the rollout has `n_steps * n_envs` = {self.n_steps} * {self.n_envs} "
+                f"steps: after every {buffer_size // self.batch_size} whole minibatches there will be a truncated one of "
+                f"{buffer_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
+                stacklevel=3,
+            )
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
+        super()._maybe_recommend_cpu(mlp_class_name)
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        # The weights are the same for the whole rollout
+        with constant_weights(self.policy):
+            return super().collect_rollouts(*args, **kwargs)
+
+    def train(self) -> None:
+        """
+        Update policy using the currently gathered rollout buffer.
+        """
+        old_q_values = self._evaluate_rollout()
+        # Switch to train mode (this affects batch norm / dropout)
+        self.policy.set_training_mode(True)
+        # Update optimizer learning rate
+        self._update_learning_rate(self.policy.optimizer)
+        # Compute current clip range
+        clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
+
+        minibatches = []
+        for _ in range(self.n_epochs):
+            # Do a complete pass on the rollout buffer
+            for rollout_data in self.rollout_buffer.get(self.batch_size):
+                actions = rollout_data.actions.long()  # (batch_size, 1)
+                returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
+
+                q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
+                old_log_probs = rollout_data.old_log_prob.view_as(log_probs)
+                ratio = (log_probs - old_log_probs).gather(1, actions).exp()  # (batch_size, 1)
+
+                # What the actor is weighted with
+                q_taken = q_values.gather(1, actions)  # (batch_size, 1)
+                values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
+                advantages = q_values.detach() - values  # (batch_size, n_actions)
+                td_errors = returns - q_taken.detach()  # (batch_size, 1)
+                sigma = self._update_sigma(log_probs.detach().exp(), advantages, td_errors)
+
+                # Policy gradient loss
+                if self.policy_gradient == "all-action":
+                    policy_loss = all_action_policy_loss(log_probs, advantages / sigma)
+                    policy_loss = policy_loss + self.beta * clipped_policy_loss(ratio, td_errors / sigma, clip_range)
+                else:
+                    policy_loss = clipped_policy_loss(ratio, (returns - values) / sigma, clip_range)
+
+                # Distance from the policy of the rollout
+                kl_loss = kl_divergence(old_log_probs, log_probs)
+
+                # Entropy loss favor exploration
+                entropy_loss = negative_entropy(log_probs)
+
+                # Value loss using the TD(gae_lambda) target
+                value_loss = critic_loss(q_taken, returns)
+
+                loss = policy_loss + self.kl_coef * kl_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+
+                # Optimization step
+                self.policy.optimizer.zero_grad()
+                loss.backward()
+                # Clip grad norm
+                grad_norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+
+                diagnostics = {
+                    "loss": loss,
+                    "policy_loss": policy_loss,
+                    "value_loss": value_loss,
+                    "entropy_loss": entropy_loss,
+                    "kl": kl_loss,
+                    "clip_fraction": ((ratio - 1).abs() > clip_range).float().mean(),
+                    "grad_norm": grad_norm,
+                    "sigma": sigma,
+                    "state_value": values.mean(),
+                    "q_target": returns.mean(),
+                    "abs_advantage": advantages.abs().mean(),
+                    "action_gap": action_gap(advantages),
+                }
+                # One transfer from the device for all of them
+                logged = dict(zip(diagnostics, th.stack(list(diagnostics.values())).tolist(), strict=True))
+                check_finite(logged)
+                self.policy.optimizer.step()
+                self.sigma = logged["sigma"]
+
+                minibatches.append(logged)
+
+            self._n_updates += 1
+
+        # Of the last epoch, as in PPO: how far the policy has moved with this rollout
+        kl = float(np.mean([logged["kl"] for logged in minibatches[-(len(minibatches) // self.n_epochs) :]]))
+
+        # Logs
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name in minibatches[0]:
+            self.logger.record(f"train/{name}", np.mean([logged[name] for logged in minibatches]))
+        self.logger.record("train/kl", kl)
+        self.logger.record("train/kl_coef", self.kl_coef)
+        self.logger.record("train/clip_range", clip_range)
+        # Of the rollout's state values, as in PPO, and of its Q-values of the actions taken
+        explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
+        explained_var_q = explained_variance(old_q_values.flatten(), self.rollout_buffer.returns.flatten())
+        self.logger.record("train/explained_variance", explained_var)
+        self.logger.record("train/explained_variance_q", explained_var_q)
+
+        if self.target_kl is not None:
+            self._adapt_kl_coef(kl, self.target_kl)
+
+    @th.no_grad()
+    def _evaluate_rollout(self) -> np.ndarray:
+        """
+        Replace the buffer's log probabilities, those of the actions taken, by those of all actions.
+
+        :return: ``Q(s_t, a_t)`` of the actions taken, shape (n_steps * n_envs, 1)
+        """
+        buffer = self.rollout_buffer
+        # SB3 flattens the rollout when the first minibatch is drawn
+        next(buffer.get(1))
+        indices = np.arange(buffer.buffer_size * buffer.n_envs)
+        chunks = [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
+        evaluations = [self.policy.evaluate_all_actions(buffer._get_samples(chunk).observations) for chunk in chunks]
+        q_values, log_probs = (th.cat(tensors).numpy(force=True) for tensors in zip(*evaluations, strict=True))
+        buffer.log_probs = log_probs
+        return np.take_along_axis(q_values, buffer.actions.astype(int), axis=1)
+
+    def _update_sigma(self, action_probs: th.Tensor, advantages: th.Tensor, td_errors: th.Tensor) -> th.Tensor:
+        """
+        :param action_probs: ``pi(a|s)``, shape (batch_size, n_actions)
+        :param advantages: ``Q(s, a) - V~(s)``, shape (batch_size, n_actions)
+        :param td_errors: ``R_t - Q(s_t, a_t)``, shape (batch_size, 1)
+        :return: sigma with this minibatch, scalar
+        """
+        if self.advantage_scale is None:
+            return th.ones((), device=self.device)
+        mean_square = state_values(action_probs, advantages.square()).mean()
+        if self.advantage_scale == "corrected":
+            mean_square = mean_square + self.beta * td_errors.square().mean()
+        sigma = mean_square.sqrt()
+        if self.sigma is not None:
+            sigma = SIGMA_DECAY * self.sigma + (1 - SIGMA_DECAY) * sigma
+        return sigma.clamp(min=SIGMA_MIN)
+
+    def _adapt_kl_coef(self, kl: float, target_kl: float) -> None:
+        """
+        :param kl: KL divergence from the policy of the rollout
+        :param target_kl: what it should be
+        """
+        if kl > 1.5 * target_kl:
+            self.kl_coef *= 2
+        elif kl < target_kl / 1.5:
+            self.kl_coef /= 2
+        self.kl_coef = min(max(self.kl_coef, KL_COEF_MIN), KL_COEF_MAX)
+
+    def learn(
+        self: SelfQPPO,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "QPPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfQPPO:
+        return super().learn(
+            total_timesteps=total_timesteps,
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )

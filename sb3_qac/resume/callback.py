@@ -1,0 +1,443 @@
+"""Exact resume: a training that was stopped at any moment continues as if nothing had happened."""
+
+import copy
+import itertools
+import json
+import os
+import sys
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, ProgressBarCallback
+from stable_baselines3.common.logger import (
+    CSVOutputFormat,
+    HumanOutputFormat,
+    JSONOutputFormat,
+    TensorBoardOutputFormat,
+)
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_qac.common.checks import check_number
+from sb3_qac.common.files import write_atomically
+from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
+from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint, save_checkpoint
+from sb3_qac.resume.identity import check_same_number, check_same_training
+from sb3_qac.resume.logs import ResumedLogger, ResumedTensorBoard, read_log, results_writers, rewrite_log, sync_files
+from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
+from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
+from sb3_qac.resume.signals import DeferredSignals
+from sb3_qac.resume.state import get_state, is_plain, set_attributes, set_state, set_values
+from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, wandb_identity
+
+
+class ExactCheckpointCallback(BaseCallback):
+    """
+    Writes checkpoints of a training, and resumes the training exactly when ``learn`` is called again::
+
+        model = QA2C("CnnPolicy", env, seed=0)
+        model.learn(15_000_000, callback=[EvalCallback(eval_env), ExactCheckpointCallback("runs/pong")])
+
+    Run the same script again after a kill, and it resumes from the newest checkpoint in the folder: parameters, optimizer,
+    counters and schedules, environments and emulators, random generators, callbacks, and the log files that were open.
+    On a CPU every number after it is identical to that of a training that was never stopped.
+
+    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end
+    if the training does not end inside a rollout, and after SIGINT or SIGTERM, which are then handled as usual. A second
+    signal stops at once. An update that was interrupted is never saved: the next start repeats it.
+
+    Evaluations draw from random generators of their own, so that they do not change the training.
+
+    It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) or names it in an attribute
+    ``training_state`` (QPPO), and environments in a ``DummyVecEnv`` or an ``AleVecEnv``. The state of the other callbacks is
+    kept too: plain data, random generators, environments and objects made of them. A callback with anything else is refused
+    at the start.
+
+    :param folder: Folder for the checkpoints of this one run
+    :param save_freq: Environment steps (of all environments together) between two checkpoints
+    :param keep: Number of checkpoints to keep: the newest ones
+    :param verbose: Verbosity level: 0 for no output, 1 for a line when a training is resumed, 2 for each checkpoint
+    :raises ValueError: if ``save_freq`` or ``keep`` is less than 1
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike | None = None, save_freq: int = 100_000, keep: int = 3, verbose: int = 1
+    ) -> None:
+        super().__init__(verbose)
+        check_number("save_freq", save_freq, minimum=1)
+        check_number("keep", keep, minimum=1)
+        self.folder = None if folder is None else Path(folder)
+        self.save_freq = save_freq
+        self.keep = keep
+        self.iteration = 0
+        self._log_interval_callback = LogIntervalCallback(self)
+        self._saved_at = -1
+        self._evaluated = False
+        self._rollout_is_complete = False
+        # Of the other callbacks, as they were when the training started
+        self._settings: dict[BaseCallback, dict[str, Any]] = {}
+        self._evaluation_random_state: dict[str, Any] = {}
+        # What is left to restore until every callback has started
+        self._state_to_restore: dict[str, Any] | None = None
+        self._error_at_start: BaseException | None = None
+        self._signals = DeferredSignals(self._is_learning)
+        self._lock: FileLock | None = None
+
+    # ---- the course of a training ----
+
+    def _on_training_start(self) -> None:
+        check_supported(self.model)
+        if self.folder is None:
+            raise ValueError("`folder` is missing: ExactCheckpointCallback(folder='runs/my-run')")
+        self._rollout_is_complete, self._state_to_restore = False, None
+        self._take_folder(self.folder)
+        for evaluation in self._evaluations():
+            self._isolate(evaluation)
+        root = self.locals["callback"]
+        if isinstance(root, CallbackList) and self._log_interval_callback not in root.callbacks:
+            # Behind all others: what they record at the end of a rollout is in its row. The list itself is the user's
+            self._log_interval_callback.init_callback(self.model)
+            root.callbacks = [*root.callbacks, self._log_interval_callback]
+
+        for callback in self._callbacks():
+            self._settings.setdefault(callback, callback_settings(callback))
+        self._log_to_wandb(self.folder)
+
+        checkpoint = newest_checkpoint(self.folder)
+        if checkpoint is None:
+            self._evaluation_random_state = seeded_random_state(self.model.seed)
+        else:
+            check_same_training(self.model, checkpoint)
+            self._restore(checkpoint.state)
+            if self.verbose >= 1:
+                print(f"Resuming from step {self.model.num_timesteps} ({checkpoint.path})")
+        self._write_run_file(finished=False)
+        # `learn` may be called where another error is being handled
+        self._error_at_start = sys.exc_info()[1]
+        self._signals.catch()
+
+    def _on_rollout_start(self) -> None:
+        if self._state_to_restore is not None:
+            self._restore_after_start(self._state_to_restore)
+            self._state_to_restore = None
+            # What cannot be kept is refused now, not hours later
+            self._state()
+        steps_since = self.model.num_timesteps - self._saved_at
+        if self._saved_at < 0 or steps_since >= self.save_freq or self._evaluated or self._signals.pending is not None:
+            self.save()
+        self._signals.raise_pending()
+        self._rollout_is_complete = False
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.iteration += 1
+        self._rollout_is_complete = True
+        if self.locals["callback"] is self:
+            self._log_interval_callback.on_rollout_end()
+
+    def _on_training_end(self) -> None:
+        if self._lock is None:
+            return
+        # RL Zoo calls this after an interrupted update too, which may be half done, and hides that it was interrupted
+        learn_is_done = self._is_learning(sys._getframe()) and sys.exc_info()[1] is self._error_at_start
+        if learn_is_done and self._rollout_is_complete:
+            self.save()
+        if learn_is_done and self._signals.pending is None:
+            self._write_run_file(finished=True)
+        root = self.locals["callback"]
+        if isinstance(root, CallbackList):
+            root.callbacks = [callback for callback in root.callbacks if callback is not self._log_interval_callback]
+        self._signals.release()
+        self._lock.release(force=True)
+        self._lock = None
+
+    def save(self) -> None:
+        """Write a checkpoint now. If that fails after the first one, the training continues with a warning."""
+        assert self.folder is not None
+        steps, steps_before = self.model.num_timesteps, self._saved_at
+        if steps_before == steps:
+            return
+        self._saved_at, self._evaluated = steps, False
+        try:
+            path = save_checkpoint(self.folder, steps, self._state(), self.keep)
+        except Exception as error:
+            # A training of hours is worth more than one checkpoint. At its start nothing is lost yet
+            if steps_before < 0 and not isinstance(error, OSError):
+                raise
+            advice = "The training continues, and the checkpoints before it stay."
+            warnings.warn(f"No checkpoint of step {steps} could be written: {error} {advice}", stacklevel=2)
+            return
+        if self.verbose >= 2:
+            print(f"Checkpoint: {path}")
+
+    # ---- what a checkpoint holds ----
+
+    def _state(self) -> dict[str, Any]:
+        """:return: everything that the next update depends on, as plain data"""
+        model, logger = self.model, self.model.logger
+        assert isinstance(model, OnPolicyAlgorithm)
+        tensorboard = [f for f in logger.output_formats if isinstance(f, TensorBoardOutputFormat)]
+        for output_format in tensorboard:
+            sync_files(Path(output_format.writer.log_dir))
+        # A callback may refer to all this, which is not its own
+        seen = {
+            id(self),
+            id(self._log_interval_callback),
+            *map(id, flatten(self.locals["callback"])),
+            *map(id, parts_of(model)),
+        }
+        state = model_state(model, seen)
+        evaluation_envs = []
+        for env in self._evaluation_envs():
+            seen_there: set[int] = set()
+            evaluation_envs.append(get_state(env, "the evaluation environment", seen_there))
+            seen |= seen_there
+        return {
+            **state,
+            "random": get_random_state(),
+            "evaluation_random": self._evaluation_random_state,
+            "evaluation_envs": evaluation_envs,
+            "callbacks": [
+                [type(callback).__name__, callback_state(callback, self._settings.get(callback, {}), seen)]
+                for callback in self._callbacks()
+            ],
+            "iteration": self.iteration,
+            "logger": {
+                name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)}
+                for name in ("name_to_value", "name_to_count", "name_to_excluded")
+            },
+            "csv_keys": [list(f.keys) for f in logger.output_formats if isinstance(f, CSVOutputFormat)],
+            "tensorboard": [os.path.relpath(f.writer.log_dir, self.folder) for f in tensorboard],
+            "logs": [zlib.compress(read_log(file), 1) for file in self._open_logs()],
+            "evaluation_files": [path.read_bytes() if path.exists() else None for path in self._evaluation_files()],
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """
+        :param state: What ``_state`` gave
+        :raises CheckpointError: if callbacks or log files are other ones
+        """
+        restore_model(self.model, state)
+        self._check_same_callbacks(state["callbacks"])
+        called_before = self._called_before()
+        for callback, (_, values) in zip(self._callbacks(), state["callbacks"], strict=True):
+            plain = {name: value for name, value in values.items() if is_plain(value)}
+            # They may change it before they get it once more
+            set_attributes(callback, copy.deepcopy(plain) if callback in called_before else plain)
+        evaluation_files = self._evaluation_files()
+        check_same_number(
+            "files are written by evaluations",
+            evaluation_files,
+            state["evaluation_files"],
+            "give `EvalCallback` a `log_path` and a `best_model_save_path` where it had them",
+        )
+        for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
+            set_state(env, env_state, "the evaluation environment")
+        self._evaluation_random_state = state["evaluation_random"]
+        self._state_to_restore = state
+        self.iteration = self._log_interval_callback.offset = state["iteration"]
+        self._saved_at = self.model.num_timesteps
+        self._restore_logger(state)
+        logs = self._open_logs()
+        if len(logs) != len(state["logs"]):
+            logs = self._open_logs(repeated=True)
+        check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
+        for file, content in zip(logs, state["logs"], strict=True):
+            rewrite_log(file, zlib.decompress(content))
+        for output_format in self.model.logger.output_formats:
+            if isinstance(output_format, WandbOutputFormat):
+                output_format.log_again()
+        for path, content in zip(evaluation_files, state["evaluation_files"], strict=True):
+            if content is None:
+                path.unlink(missing_ok=True)
+            elif not path.exists() or path.read_bytes() != content:
+                write_atomically(path, content)
+
+    def _restore_after_start(self, state: dict[str, Any]) -> None:
+        """
+        Restore what other callbacks may have changed or made at the start of this process.
+
+        :param state: What ``_state`` gave
+        """
+        # Those before this one were called already for this rollout, as they were when the checkpoint was written
+        called_before = self._called_before()
+        for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
+            left = {key: value for key, value in values.items() if callback in called_before or not is_plain(value)}
+            set_values(callback, left, name)
+        for name, values in state["logger"].items():
+            recorded = getattr(self.model.logger, name)
+            recorded.clear()
+            recorded.update(values)
+        set_random_state(state["random"])
+
+    def _check_same_callbacks(self, states: list[Any]) -> None:
+        here, there = [type(callback).__name__ for callback in self._callbacks()], [name for name, _ in states]
+        if here != there:
+            raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
+
+    def _restore_logger(self, state: dict[str, Any]) -> None:
+        assert self.folder is not None
+        logger = ResumedLogger(self.model.logger)
+        csv_formats = [f for f in logger.output_formats if isinstance(f, CSVOutputFormat)]
+        check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
+        for csv_format, keys in zip(csv_formats, state["csv_keys"], strict=True):
+            csv_format.keys = keys
+        folders = iter(state["tensorboard"])
+        for i, output_format in enumerate(logger.output_formats):
+            if isinstance(output_format, TensorBoardOutputFormat):
+                folder = next(folders, None)
+                if folder is not None:
+                    continued = ResumedTensorBoard.instead_of(output_format, self.folder / folder)
+                    logger.output_formats[i] = continued
+                    self._replace_in_callbacks(output_format, continued)
+        self.model._logger = logger
+
+    def _replace_in_callbacks(self, old: Any, new: Any) -> None:
+        """Callbacks such as RL Zoo's ``RawStatisticsCallback`` hold the TensorBoard output."""
+        for callback in self._callbacks():
+            vars(callback).update({name: new for name, value in vars(callback).items() if value is old})
+
+    def _log_to_wandb(self, folder: Path) -> None:
+        run = active_wandb_run()
+        output_formats = self.model.logger.output_formats
+        if run is None or any(isinstance(output_format, WandbOutputFormat) for output_format in output_formats):
+            return
+        if run.settings.sync_tensorboard and sys.modules["wandb"].patched["tensorboard"]:
+            warnings.warn(
+                "Weights & Biases copies the rows of TensorBoard, which loses some when the process is killed. Leave "
+                "`sync_tensorboard=True` out: with ExactCheckpointCallback all rows are logged anyway.",
+                stacklevel=2,
+            )
+            return
+        output_formats.append(WandbOutputFormat(run, folder / "wandb.jsonl"))
+
+    # ---- what it looks at ----
+
+    def _callbacks(self) -> Iterator[BaseCallback]:
+        """:return: all callbacks of the training with state, this one left out"""
+        stateless = (CallbackList, ProgressBarCallback)
+        return (
+            callback
+            for callback in flatten(self.locals["callback"])
+            if callback not in (self, self._log_interval_callback) and not isinstance(callback, stateless)
+        )
+
+    def _called_before(self) -> set[BaseCallback]:
+        """:return: the callbacks that ``learn`` calls before this one"""
+        return set(itertools.takewhile(lambda callback: callback is not self, flatten(self.locals["callback"])))
+
+    def _evaluations(self) -> list[EvalCallback]:
+        return [callback for callback in self._callbacks() if isinstance(callback, EvalCallback)]
+
+    def _evaluation_envs(self) -> list[VecEnv]:
+        return [evaluation.eval_env for evaluation in self._evaluations()]
+
+    def _evaluation_files(self) -> list[Path]:
+        """:return: the files that evaluations write anew each time"""
+        paths = []
+        for evaluation in self._evaluations():
+            if evaluation.log_path is not None:
+                paths.append(Path(evaluation.log_path).with_suffix(".npz"))
+            if evaluation.best_model_save_path is not None:
+                paths.append(Path(evaluation.best_model_save_path, "best_model.zip"))
+        return paths
+
+    def _open_logs(self, repeated: bool = False) -> list[IO[str]]:
+        """
+        :param repeated: Whether to list some more than once, as older checkpoints do
+        :return: the files that monitors and the logger append to
+        """
+        assert self.model.env is not None
+        writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env, repeated)]
+        files = [writer.file_handler for writer in writers]
+        for output_format in self.model.logger.output_formats:
+            if isinstance(output_format, CSVOutputFormat | JSONOutputFormat | WandbOutputFormat) or (
+                isinstance(output_format, HumanOutputFormat) and output_format.own_file
+            ):
+                files.append(output_format.file)
+        return files
+
+    # ---- what it does to the process ----
+
+    def _isolate(self, evaluation: EvalCallback) -> None:
+        """
+        :param evaluation: Evaluation that shall neither draw from the training's random generators nor disturb them
+        """
+        if getattr(evaluation, "_isolated_by", None) is self:
+            return
+        evaluate = evaluation._on_step
+
+        def evaluate_apart() -> bool:
+            if evaluation.eval_freq <= 0 or evaluation.n_calls % evaluation.eval_freq != 0:
+                return evaluate()
+            self._evaluated = True
+            with random_state(self._evaluation_random_state):
+                return evaluate()
+
+        evaluation._on_step = evaluate_apart  # type: ignore[method-assign]
+        evaluation._isolated_by = self  # type: ignore[attr-defined]
+
+    def _take_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / "lock", is_singleton=True)
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            raise CheckpointError(f"Another process is training in {folder}: wait for it, or use another folder.") from None
+
+    def _write_run_file(self, finished: bool) -> None:
+        assert self.folder is not None
+        content = {
+            "command": sys.argv,
+            "finished": finished,
+            "seed": self.model.seed,
+            "num_timesteps": self.model.num_timesteps,
+            "wandb": wandb_identity(),
+        }
+        write_atomically(self.folder / "run.json", (json.dumps(content, indent=1) + "\n").encode())
+
+    def _is_learning(self, frame: FrameType | None) -> bool:
+        """
+        :param frame: Where the program is
+        :return: Whether that is within ``learn``; after an error in it, which no callback is told of, it is not
+        """
+        while frame is not None:
+            if frame.f_code.co_name == "learn" and frame.f_locals.get("self") is self.model:
+                return True
+            frame = frame.f_back
+        return False
+
+
+class LogIntervalCallback(BaseCallback):
+    """
+    Writes the log of a resumed training when it is due. ``learn`` counts its iterations from 0 again and would write it after
+    as many iterations since the start of the process, under the wrong number.
+
+    :param checkpoints: The callback that resumed the training
+    """
+
+    def __init__(self, checkpoints: ExactCheckpointCallback) -> None:
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.offset = 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        model, iteration = self.checkpoints.model, self.checkpoints.iteration
+        log_interval = self.checkpoints.locals["log_interval"]
+        if self.offset == 0 or log_interval is None:
+            return
+        assert isinstance(model, OnPolicyAlgorithm) and isinstance(model.logger, ResumedLogger)
+        if iteration % log_interval == 0:
+            model.dump_logs(iteration)
+        if (iteration - self.offset) % log_interval == 0:
+            model.logger.hold = True

@@ -1,0 +1,67 @@
+"""The state of the callbacks of a training."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
+
+from sb3_qac.resume.identity import constructor_arguments
+from sb3_qac.resume.state import equal, get_attributes, get_plain_attributes, get_values
+
+# Attributes of every callback that belong to this process, and one of SB3's StopTrainingOnMaxEpisodes, made of its setting
+CALLBACK_ATTRIBUTES_SKIPPED = frozenset({"model", "parent", "locals", "globals", "verbose", "_total_max_episodes"})
+
+
+# Packages whose objects are displays or services: a callback that holds one has no state in it
+SERVICES = ("matplotlib", "optuna", "rich", "tensorboard", "torch.utils.tensorboard", "tqdm", "wandb")
+
+
+def flatten(callback: BaseCallback) -> Iterator[BaseCallback]:
+    """
+    :param callback: A callback
+    :return: itself, and those that it calls
+    """
+    yield callback
+    children: list[BaseCallback | None] = list(callback.callbacks) if isinstance(callback, CallbackList) else []
+    if isinstance(callback, EventCallback):
+        children += [callback.callback, getattr(callback, "callback_on_new_best", None)]
+    for child in children:
+        if child is not None:
+            yield from flatten(child)
+
+
+@get_values.register
+def _(obj: BaseCallback, name: str, seen: set[int]) -> dict[str, Any]:
+    return get_attributes(obj, name, seen, CALLBACK_ATTRIBUTES_SKIPPED)
+
+
+def callback_state(callback: BaseCallback, settings: dict[str, Any], seen: set[int]) -> dict[str, Any]:
+    """
+    :param callback: A callback
+    :param settings: What ``callback_settings`` gave
+    :param seen: Identities of objects that it may refer to, but that are not its own
+    :return: the state of its attributes by name, without settings that the training leaves as they are
+    :raises StateError: if some attribute's state cannot be taken; the message names it
+    """
+    services = {name for name, value in vars(callback).items() if is_service(value)}
+    values = get_attributes(callback, type(callback).__name__, seen, CALLBACK_ATTRIBUTES_SKIPPED | services)
+    return {name: value for name, value in values.items() if not (name in settings and equal(value, settings[name]))}
+
+
+def is_service(value: Any) -> bool:
+    """
+    :param value: Value of a callback's attribute
+    :return: Whether it is a display, or the handle of a service
+    """
+    return f"{type(value).__module__}.".startswith(tuple(f"{package}." for package in SERVICES))
+
+
+def callback_settings(callback: BaseCallback) -> dict[str, Any]:
+    """
+    :param callback: A callback that has not been called yet
+    :return: its attributes that have the name of a parameter of its constructor, and its strings, such as paths
+    """
+    parameters = constructor_arguments(callback)
+    attributes = get_plain_attributes(callback).items()
+    return copy.deepcopy({name: value for name, value in attributes if name in parameters or isinstance(value, str)})

@@ -1,0 +1,310 @@
+"""
+Files that hold the state of a training: one safetensors file each, with everything but the arrays as JSON in its header.
+
+A file is written under another name and then renamed, so it is either complete or not there. Its name ends in the first
+digits of the SHA-256 of its content. Reading a file runs no code from it.
+"""
+
+import hashlib
+import json
+import re
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from sb3_qac.common.files import write_atomically
+from sb3_qac.resume.state import ObjectState, is_plain
+
+FORMAT, VERSION = "sb3_qac checkpoint", 1
+NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
+
+
+TAG = "!"
+
+
+# What safetensors stores as it is; other arrays go as bytes
+ARRAY_TYPES = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 bool".split())
+
+
+CONTAINERS: dict[str, Any] = {"dict": dict, "tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset}
+
+
+# Bytes: that of the largest number of numpy's, and of a vector register
+ALIGNMENT = 64
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, or not one of this format, or of another training."""
+
+
+class Checkpoint(NamedTuple):
+    """
+    :param path: The file
+    :param state: What it holds
+    """
+
+    path: Path
+    state: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 3) -> Path:
+    """
+    Write a checkpoint, and remove those that are too many.
+
+    :param folder: Folder of a run's checkpoints
+    :param step: Environment steps so far
+    :param state: Plain data (see ``sb3_qac.common.state``)
+    :param keep: How many to keep, this one included
+    :return: Path of the new file
+    :raises OSError: if it could not be written; the others are as they were
+    """
+    encoder = _Encoder(state)
+    tree, arrays = json.dumps(encoder.encode(state, ""), separators=(",", ":")), encoder.arrays
+    data = save(arrays, {"format": FORMAT, "version": str(VERSION), "state": tree})
+    path = folder / f"step-{step:012d}.{_digest(data)}.safetensors"
+    write_atomically(path, data)
+    found = checkpoints_in(folder)
+    # Names are in the order of steps. The run went back from those at or after this step
+    before = [old for old in found if old.name < f"step-{step:012d}"]
+    for old in set(found) - {path, *before[max(len(before) - keep + 1, 0) :]}:
+        old.unlink(missing_ok=True)
+    # Of writes that a kill cut short
+    for torn in folder.glob(".step-*.tmp"):
+        torn.unlink(missing_ok=True)
+    return path
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """
+    :param folder: Folder of a run's checkpoints
+    :return: Those that carry a checkpoint's name, oldest first
+    """
+    return sorted(path for path in folder.glob("step-*.safetensors") if NAME.fullmatch(path.name))
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """
+    :param path: File of a checkpoint
+    :return: The checkpoint
+    :raises CheckpointError: if it is damaged or none of ours; the message names the newest good one of its folder
+    """
+    try:
+        return _read(path)
+    except CheckpointError as error:
+        good = next((other for other in reversed(checkpoints_in(path.parent)) if other != path and _is_good(other)), None)
+        newest = f"The newest good one there is {good.name}." if good is not None else "There is no good one in its folder."
+        raise CheckpointError(f"{error} {newest}") from None
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """
+    :param folder: Folder of a run's checkpoints
+    :return: The newest that is good, with a warning for each newer one that is not; None if there is none at all
+    :raises CheckpointError: if there are some, but none is good
+    """
+    paths = checkpoints_in(folder)
+    for path in reversed(paths):
+        try:
+            return _read(path)
+        except CheckpointError as error:
+            warnings.warn(f"{error} Going back to the one before.", stacklevel=2)
+    if paths:
+        raise CheckpointError(f"None of the {len(paths)} checkpoints in {folder} is good. Remove them to start anew.")
+    return None
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        _read(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}).") from None
+    name = NAME.fullmatch(path.name)
+    if name is None:
+        raise CheckpointError(f"{path} is not named as a checkpoint, 'step-<steps>.<16 digits of its SHA-256>.safetensors'.")
+    if _digest(data) != name.group(2):
+        raise CheckpointError(f"{path} is damaged: its SHA-256 starts with {_digest(data)}, not with {name.group(2)}.")
+    try:
+        arrays = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file ({error}).") from None
+    metadata = header.get("__metadata__") or {}
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of sb3_qac, but {metadata.get('format', 'something else')!r}.")
+    if metadata.get("version") != str(VERSION):
+        raise CheckpointError(
+            f"{path} has version {metadata.get('version')} of the format, and this sb3_qac reads version {VERSION}. "
+            "Go on with the version of sb3_qac that wrote it."
+        )
+    try:
+        # Memory of its own, which is aligned and may be written to
+        arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
+        return Checkpoint(path, _decode(json.loads(metadata["state"]), arrays))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not as sb3_qac writes them ({type(error).__name__}: {error}).") from None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+class _Encoder:
+    """
+    Splits plain data into a tree that JSON can hold and its arrays.
+
+    Arrays that share memory, such as two views of one array, share it again when they are read.
+
+    :param state: The plain data
+    """
+
+    def __init__(self, state: Any) -> None:
+        # By where they stand in the plain data
+        self.arrays: dict[str, th.Tensor] = {}
+        # Of arrays that share memory, by identity: its name in `arrays`, and the array's first byte in it
+        self.views: dict[int, tuple[str, int]] = {}
+        for i, overlapping in enumerate(_overlapping_arrays(state)):
+            self._add_memory(f"{TAG}memory/{i}", overlapping)
+
+    def _add_memory(self, name: str, overlapping: list[np.ndarray]) -> None:
+        bounds = [_byte_bounds(array) for array in overlapping]
+        # Numbers stay aligned
+        start = min(low for low, _ in bounds) // ALIGNMENT * ALIGNMENT
+        memory = np.zeros(max(high for _, high in bounds) - start, dtype=np.uint8)
+        for array in overlapping:
+            offset = array.__array_interface__["data"][0] - start
+            np.ndarray(array.shape, array.dtype, memory.data, offset, array.strides)[...] = array
+            self.views[id(array)] = name, offset
+        self.arrays[name] = th.from_numpy(memory)
+
+    def encode(self, value: Any, name: str) -> Any:
+        """
+        :param value: Plain data
+        :param name: Where it stands
+        :return: What JSON can hold
+        """
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if type(value) is list:
+            return [self.encode(item, f"{name}/{i}") for i, item in enumerate(value)]
+        if isinstance(value, dict) and all(type(key) is str for key in value) and TAG not in value:
+            return {key: self.encode(item, f"{name}/{key}") for key, item in value.items()}
+        if isinstance(value, ObjectState):
+            return {TAG: "object", "kind": value.kind, "values": self.encode(value.values, name)}
+        if isinstance(value, dict | tuple | deque | set | frozenset):
+            items: list[Any] = [list(item) for item in value.items()] if isinstance(value, dict) else list(value)
+            kind = next(name for name, kind in CONTAINERS.items() if isinstance(value, kind))
+            return {TAG: kind, "items": self.encode(items, name), "maxlen": getattr(value, "maxlen", None)}
+        if not is_plain(value):
+            raise TypeError(f"{name} is a {type(value).__name__}, which is no plain data.")
+        return self._encode_array(value, name.lstrip("/"))
+
+    def _encode_array(self, value: Any, name: str) -> dict[str, Any]:
+        if isinstance(value, th.Tensor):
+            self.arrays[name] = value.detach().cpu().contiguous().clone()
+            return {TAG: "tensor", "name": name}
+        if id(value) in self.views:
+            memory, offset = self.views[id(value)]
+            layout = {"shape": list(value.shape), "strides": list(value.strides)}
+            return {TAG: "view", "name": memory, "dtype": value.dtype.str, "offset": offset, **layout}
+        kind = "scalar" if isinstance(value, np.generic) else "bytes" if isinstance(value, bytes) else "array"
+        array = np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes) else np.asarray(value)
+        # Transposed images stay so in memory: torch computes them in another order, which changes the rounding
+        axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+        array = np.ascontiguousarray(array.transpose(axes)).reshape([array.shape[axis] for axis in axes])
+        stored = array if array.dtype.name in ARRAY_TYPES else np.frombuffer(array.tobytes(), dtype=np.uint8)
+        self.arrays[name] = th.from_numpy(np.array(stored))
+        return {TAG: kind, "name": name, "dtype": array.dtype.str, "shape": list(array.shape), "axes": axes}
+
+
+def _overlapping_arrays(state: Any) -> Iterator[list[np.ndarray]]:
+    """
+    :param state: Plain data
+    :return: groups of arrays in it that share memory
+    """
+    by_owner: dict[int, list[np.ndarray]] = {}
+    for array in _arrays_in(state):
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        by_owner.setdefault(id(owner if owner.base is None else owner.base), []).append(array)
+    for arrays in by_owner.values():
+        group: list[np.ndarray] = []
+        end = 0
+        for array in sorted(arrays, key=_byte_bounds):
+            low, high = _byte_bounds(array)
+            if low >= end:
+                if len(group) > 1:
+                    yield group
+                group = []
+            group.append(array)
+            end = max(end, high)
+        if len(group) > 1:
+            yield group
+
+
+def _arrays_in(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        if value.size > 0 and is_plain(value):
+            yield value
+    elif isinstance(value, ObjectState):
+        yield from _arrays_in(value.values)
+    elif isinstance(value, dict | list | tuple | deque):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _arrays_in(item)
+
+
+def _byte_bounds(array: np.ndarray) -> tuple[int, int]:
+    """
+    :param array: An array
+    :return: addresses of its first byte and of the one behind its last
+    """
+    first = array.__array_interface__["data"][0]
+    steps = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    return first + sum(step for step in steps if step < 0), first + sum(step for step in steps if step > 0) + array.itemsize
+
+
+def _decode(value: Any, arrays: dict[str, th.Tensor]) -> Any:
+    """
+    :param value: What ``_Encoder`` made
+    :param arrays: Its arrays
+    :return: Plain data
+    """
+    if isinstance(value, list):
+        return [_decode(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TAG not in value:
+        return {key: _decode(item, arrays) for key, item in value.items()}
+    kind = value[TAG]
+    if kind == "object":
+        return ObjectState(value["kind"], _decode(value["values"], arrays))
+    if kind in CONTAINERS:
+        items = _decode(value["items"], arrays)
+        return deque(items, value["maxlen"]) if kind == "deque" else CONTAINERS[kind](items)
+    if kind == "tensor":
+        return arrays[value["name"]]
+    if kind == "view":
+        memory, dtype = arrays[value["name"]].numpy().data, np.dtype(value["dtype"])
+        if dtype.hasobject:
+            raise ValueError("an array of objects")
+        return np.ndarray(value["shape"], dtype, memory, value["offset"], value["strides"])
+    data = arrays[value["name"]].numpy().tobytes()
+    if kind == "bytes":
+        return data
+    array = np.frombuffer(data, dtype=value["dtype"]).reshape(value["shape"])
+    return array[()] if kind == "scalar" else array.copy().transpose(np.argsort(value["axes"]))

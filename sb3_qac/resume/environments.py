@@ -1,0 +1,97 @@
+"""The state of environments that keep it where Python does not see it."""
+
+from typing import Any
+
+from stable_baselines3.common.vec_env import SubprocVecEnv
+
+from sb3_qac.common.vec_env import AleVecEnv
+from sb3_qac.common.wrappers import EpisodeReplay, layers
+from sb3_qac.resume.state import (
+    StateError,
+    _state_of,
+    equal,
+    get_plain_attributes,
+    get_values,
+    set_attributes,
+    set_state,
+    set_values,
+)
+
+
+@get_values.register
+def _(obj: SubprocVecEnv, name: str, seen: set[int]) -> dict[str, Any]:
+    raise StateError(
+        f"{name} runs its environments in other processes (SubprocVecEnv), where their state cannot be taken. "
+        "Use a DummyVecEnv, or for Atari an AleVecEnv."
+    )
+
+
+@get_values.register
+def _(obj: AleVecEnv, name: str, seen: set[int]) -> dict[str, Any]:
+    return {"games": obj.get_state(), "action_space": get_values(obj.action_space, name, seen)}
+
+
+@set_values.register
+def _(obj: AleVecEnv, values: dict[str, Any], name: str) -> None:
+    obj.set_state(values["games"])
+    set_values(obj.action_space, values["action_space"], name)
+
+
+@get_values.register
+def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
+    # What it wraps has no further state, whoever refers to it
+    seen.update(map(id, (*layers(obj.env), obj.unwrapped)))
+    return {
+        "reset_arguments": obj.reset_arguments,
+        "random_state": obj.random_state,
+        "actions": list(obj.actions),
+        "obs": obj.obs,
+        # Counters that an episode does not begin anew, such as those of Monitor
+        "layers": [get_plain_attributes(layer) for layer in layers(obj.env)],
+    }
+
+
+@set_values.register
+def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
+    if not values["random_state"]:
+        return  # It was never reset
+    obj.unwrapped.np_random.bit_generator.state = values["random_state"]
+    obj.reset(**values["reset_arguments"])
+    for action in values["actions"]:
+        obj.step(action if action.ndim else action.item())
+    if not equal(obj.obs, values["obs"]):
+        raise StateError(
+            f"The episode of {name} did not come to where it was when its actions were played again: "
+            "the environment draws random numbers that are not from `np_random`, or is another version."
+        )
+    for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
+        set_attributes(layer, attributes)
+
+
+try:
+    from ale_py.env import AtariEnv
+except ImportError:  # its wheel is not on every platform
+    pass
+else:
+    from ale_py import ALEState
+
+    @get_values.register
+    def _(obj: AtariEnv, name: str, seen: set[int]) -> dict[str, Any]:
+        # With the generator of the emulator, which sticky actions are drawn from
+        emulator = obj.clone_state(include_rng=True).__getstate__()
+        return {
+            "emulator": emulator,
+            "generator": _state_of(obj._np_random, f"{name}.np_random", seen),
+            "action_space": get_values(obj.action_space, name, seen),
+            "observation_space": get_values(obj.observation_space, name, seen),
+        }
+
+    @set_values.register
+    def _(obj: AtariEnv, values: dict[str, Any], name: str) -> None:
+        state = ALEState.__new__(ALEState)
+        state.__setstate__(values["emulator"])
+        obj.restore_state(state)
+        if values["generator"] is not None:
+            set_state(obj.np_random, values["generator"], f"{name}.np_random")
+        set_values(obj.action_space, values["action_space"], name)
+        set_values(obj.observation_space, values["observation_space"], name)

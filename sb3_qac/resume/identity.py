@@ -1,0 +1,125 @@
+"""What makes a training this one: the settings that a resumed training must have in common with its checkpoint."""
+
+import contextlib
+import inspect
+from collections.abc import Sized
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+
+from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, checkpoints_in, load_checkpoint
+from sb3_qac.resume.state import equal, is_plain
+
+# Arguments of algorithms that do not change the numbers, or that are compared in another way
+ARGUMENTS_NOT_COMPARED = frozenset({"policy", "policy_kwargs", "env", "learning_rate", "tensorboard_log", "verbose", "device"})
+
+
+SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
+
+
+def training_state(model: BaseAlgorithm) -> tuple[str, ...]:
+    """
+    :param model: Model
+    :return: names of further attributes that move with its training, which an algorithm may list under this name
+    """
+    return getattr(model, "training_state", ())
+
+
+def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
+    """
+    :param model: Model
+    :return: what must be equal for one training to resume another
+    """
+    assert model.env is not None
+    spec = model.env.get_attr("spec")[0]
+    moving = set(training_state(model))
+    arguments = sorted(constructor_arguments(model) - ARGUMENTS_NOT_COMPARED - moving)
+    policy = model.policy._get_constructor_parameters()
+    return {
+        "algorithm": type(model).__name__,
+        "environment": None if spec is None else spec.id,
+        "n_envs": model.n_envs,
+        "policy": type(model.policy).__name__,
+        **settings({"learning_rate": model.lr_schedule}),
+        **settings({name: getattr(model, name) for name in arguments if hasattr(model, name)}),
+        # Its layers and its optimizer, and arguments that it does not tell
+        **settings(policy),
+        "policy_kwargs": settings({name: value for name, value in model.policy_kwargs.items() if name not in policy}),
+    }
+
+
+def settings(values: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param values: Arguments by name
+    :return: those that can be compared, as plain data: classes by their name, schedules by two of their values
+    """
+    described: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, type):
+            described[name] = value.__name__
+        elif isinstance(value, SCHEDULES):
+            described[name] = [float(value(progress)) for progress in (1.0, 0.5)]
+        elif is_plain(value):
+            described[name] = value
+    return described
+
+
+def constructor_arguments(obj: Any) -> set[str]:
+    """
+    :param obj: Any object
+    :return: names of all parameters that the constructors of its class and of the base classes have
+    """
+    return {name for kind in type(obj).__mro__ for name in inspect.signature(kind.__init__).parameters}  # type: ignore[misc]
+
+
+def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
+    """
+    :param model: Model that is to go on
+    :param state: What ``model_state`` gave
+    :return: what differs, as far as both name it: former versions of this package compared fewer settings
+    """
+    here, there = training_settings(model), state["training"]
+    different = [
+        f"{name} is {here[name]!r}, and was {there[name]!r}"
+        for name in here
+        if name in there and not equal(here[name], there[name])
+    ]
+    if not different:
+        now, then = (
+            {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            for tensors in (model.policy.state_dict(), state["policy"])
+        )
+        others = [name for name in {**then, **now} if now.get(name) != then.get(name)]
+        different = [f"the shape of {name} is {now.get(name)}, and was {then.get(name)}" for name in others]
+    return different
+
+
+def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
+    """
+    :param model: Model that is to go on
+    :param checkpoint: Checkpoint that it is to go on from
+    :raises CheckpointError: if it is that of another training; the message names the newest one beside it that is of this one
+    """
+    different = differences(model, checkpoint.state)
+    if not different:
+        return
+    advice = "There is none of this training in its folder: use another folder."
+    for path in reversed(checkpoints_in(checkpoint.path.parent)):
+        with contextlib.suppress(CheckpointError):
+            if not differences(model, load_checkpoint(path).state):
+                advice = f"The newest one of this training there is {path.name}."
+                break
+    raise CheckpointError(f"{checkpoint.path} is of another training: {'; '.join(different)}. {advice}")
+
+
+def check_same_number(what: str, here: Sized, there: Sized, advice: str) -> None:
+    """
+    :param what: What is counted, such as "log files are open"
+    :param here: Those of this process
+    :param there: Those of the checkpoint
+    :param advice: What to do
+    :raises CheckpointError: if they are not as many
+    """
+    if len(here) != len(there):
+        raise CheckpointError(f"{len(here)} {what}, but {len(there)} were when the checkpoint was written: {advice}.")

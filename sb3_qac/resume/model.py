@@ -1,0 +1,122 @@
+"""The state of a model: taken from one, set in another that was made the same way."""
+
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from sb3_qac.common.files import read_json
+from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint
+from sb3_qac.resume.identity import check_same_training, training_settings, training_state
+from sb3_qac.resume.random_state import set_random_state
+from sb3_qac.resume.state import get_state, is_plain, set_state
+
+SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
+
+
+# State of a model's training, without its policy
+MODEL_ATTRIBUTES = (
+    "num_timesteps",
+    "_n_updates",
+    "_episode_num",
+    "_current_progress_remaining",
+    "_num_timesteps_at_start",
+    "ep_info_buffer",
+    "ep_success_buffer",
+    "_last_obs",
+    "_last_episode_starts",
+    "_last_original_obs",
+)
+
+
+def check_supported(model: BaseAlgorithm) -> None:
+    """
+    :param model: Model to train
+    :raises ValueError: if it cannot be resumed exactly
+    """
+    if not isinstance(model, OnPolicyAlgorithm):
+        raise ValueError(
+            f"{type(model).__name__} cannot be resumed exactly: only on-policy algorithms can, such as QA2C, A2C and PPO."
+        )
+    if model.use_sde or hasattr(model, "_last_lstm_states"):
+        raise ValueError("A training with generalized state-dependent exploration or an LSTM cannot be resumed exactly.")
+
+
+def parts_of(model: OnPolicyAlgorithm) -> list[Any]:
+    """
+    :param model: Model
+    :return: itself and the objects that belong to it
+    """
+    parts = [value for value in vars(model).values() if not is_plain(value)]
+    return [model, *parts, model.policy.optimizer, *model.policy.modules(), *model.policy.parameters()]
+
+
+def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[str, Any]:
+    """
+    :param model: Model, between two updates
+    :param seen: The identities of the environment and of what is inside it are added to it
+    :return: what makes its training this one, and all that its next update depends on, as plain data
+    """
+    seen_in_env: set[int] = set()
+    env = get_state(model.env, "the environment", seen_in_env)
+    if seen is not None:
+        seen |= seen_in_env
+    return {
+        "training": training_settings(model),
+        "model": {name: getattr(model, name) for name in (*MODEL_ATTRIBUTES, *training_state(model))},
+        "elapsed": time.time_ns() - model.start_time,
+        "policy": dict(model.policy.state_dict()),
+        "optimizer": model.policy.optimizer.state_dict(),
+        "env": env,
+    }
+
+
+def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
+    """
+    :param model: Model made as the one that was trained; its environments were reset once
+    :param state: What ``model_state`` gave
+    """
+    assert isinstance(model, OnPolicyAlgorithm)
+    model.policy.load_state_dict(state["policy"])
+    model.policy.optimizer.load_state_dict(state["optimizer"])
+    set_state(model.env, state["env"], "the environment")
+    vars(model).update(state["model"])
+    model.start_time = time.time_ns() - state["elapsed"]
+
+
+def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolicyAlgorithm:
+    """
+    Bring a model to where a training was, ready to go on.
+
+    With an ``ExactCheckpointCallback`` in the same folder, ``learn`` with the arguments of the first time does the rest.
+    Without it, ``model.learn(steps_to_go, reset_num_timesteps=False)`` goes on with the same numbers, but in new log files.
+
+    :param model: A model that was made as the one that was trained, with environments made as its were
+    :param path: Folder of checkpoints, for the newest good one (with a warning if the training went on behind it and ended
+        inside a rollout, where there is none), or one of them
+    :return: The model: parameters, optimizer, counters, environments and random generators are those of the checkpoint
+    :raises CheckpointError: if there is none, it is damaged, or it is that of another training
+    """
+    check_supported(model)
+    path = Path(path)
+    checkpoint = load_checkpoint(path) if not path.is_dir() else newest_checkpoint(path)
+    if checkpoint is None:
+        raise CheckpointError(f"There is no checkpoint in {path}.")
+    if model._last_obs is None:
+        assert model.env is not None
+        model.env.reset()
+    check_same_training(model, checkpoint)
+    restore_model(model, checkpoint.state)
+    set_random_state(checkpoint.state["random"])
+    run = read_json(path / "run.json") if path.is_dir() else {}
+    if run.get("finished") and run.get("num_timesteps", 0) > model.num_timesteps:
+        warnings.warn(
+            f"The training in {path} ended inside a rollout, at step {run['num_timesteps']}, and its newest checkpoint is of "
+            f"step {model.num_timesteps}: the model is the one of then. `learn` with ExactCheckpointCallback plays the rest.",
+            stacklevel=2,
+        )
+    return model

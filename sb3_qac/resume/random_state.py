@@ -1,0 +1,64 @@
+"""The global random generators: of Python, NumPy and PyTorch."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch as th
+
+
+def get_random_state() -> dict[str, Any]:
+    """:return: states of the global generators: of Python, numpy, and torch on every device"""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": th.get_rng_state(),
+        "cuda": th.cuda.get_rng_state_all() if th.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """
+    :param state: What ``get_random_state`` gave
+    """
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    th.set_rng_state(state["torch"])
+    # A training may be resumed on a machine with fewer GPUs, or none
+    if len(state["cuda"]) <= th.cuda.device_count():
+        th.cuda.set_rng_state_all(state["cuda"])
+
+
+def seeded_random_state(seed: int | None) -> dict[str, Any]:
+    """
+    :param seed: Seed; at random if None
+    :return: states of the global generators as if they had been seeded so, which they are not
+    """
+    words = [int(word) for word in np.random.SeedSequence(seed).generate_state(3)]
+    return {
+        "python": random.Random(words[0]).getstate(),
+        "numpy": np.random.RandomState(words[1]).get_state(),
+        "torch": th.Generator().manual_seed(words[2]).get_state(),
+        "cuda": [
+            th.Generator(f"cuda:{i}").manual_seed(words[2]).get_state()
+            for i in range(th.cuda.device_count() if th.cuda.is_available() else 0)
+        ],
+    }
+
+
+@contextmanager
+def random_state(state: dict[str, Any]) -> Iterator[None]:
+    """
+    Within it, the global generators are others: those of ``state``, which goes on from where it was left.
+
+    :param state: What ``get_random_state`` or ``seeded_random_state`` gave; updated at the end
+    """
+    outside = get_random_state()
+    set_random_state(state)
+    try:
+        yield
+    finally:
+        state.update(get_random_state())
+        set_random_state(outside)

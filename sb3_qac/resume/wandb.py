@@ -1,0 +1,89 @@
+"""Weights & Biases: its run is resumed too, with each row once."""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
+
+from sb3_qac.common.files import read_json
+
+# Column of the file with the number of a row in W&B
+ROW = "time/row"
+
+
+class WandbOutputFormat(KVWriter):
+    """
+    Writes rows to a run of Weights & Biases, and to a file from which a resumed training logs again those that W&B lost.
+
+    A row's number is its step in W&B, so that each row is there once: a run that W&B resumed tells the step that it starts
+    at, and drops rows below. The training's own step is ``global_step``, which two rows may have in common.
+
+    :param run: Active run of W&B
+    :param path: File for the rows, as JSON lines
+    """
+
+    def __init__(self, run: Any, path: Path) -> None:
+        self.run = run
+        self.file = open(path, "w")
+        self.next_row = 0
+        run.define_metric("*", step_metric="global_step")
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        # What TensorBoard leaves out is left out here
+        values = filter_excluded_keys(key_values, key_excluded, "tensorboard")
+        row = {key: np.asarray(value).item() for key, value in values.items() if isinstance(value, int | float | np.number)}
+        row["global_step"] = step
+        row[ROW] = self._log(row, self.next_row)
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+
+    def _log(self, row: dict[str, Any], number: int) -> int:
+        """
+        :param row: Values by name
+        :param number: Its number
+        :return: the number that it got: a later one if something else has logged to the run as well
+        """
+        # W&B would drop it too, with a line on the screen for each
+        if number >= self.run.starting_step:
+            # Under heavy load W&B does not answer in time
+            with contextlib.suppress(TimeoutError):
+                number = max(number, self.run.step)
+            self.run.log(row, step=number, commit=True)
+        self.next_row = number + 1
+        return number
+
+    def log_again(self) -> None:
+        """Log those rows of the file that the run does not have."""
+        for line in Path(self.file.name).read_text().splitlines():
+            row = json.loads(line)
+            self._log(row, row.pop(ROW))
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def wandb_run_id(folder: str | os.PathLike) -> str | None:
+    """
+    For ``wandb.init(id=wandb_run_id("runs/pong"), resume="allow")``, which goes on with the run that was.
+
+    :param folder: Folder of checkpoints
+    :return: id of the training's run of Weights & Biases; None if there is none yet
+    """
+    run = read_json(Path(folder, "run.json")).get("wandb")
+    return None if run is None else run["id"]
+
+
+def active_wandb_run() -> Any:
+    """:return: the run of Weights & Biases that is active; None if there is none, or W&B is not even imported"""
+    return getattr(sys.modules.get("wandb"), "run", None)
+
+
+def wandb_identity() -> dict[str, str] | None:
+    """:return: id, project and entity of the run of Weights & Biases that is active, if there is one"""
+    run = active_wandb_run()
+    return None if run is None else {"id": run.id, "project": run.project, "entity": run.entity}

@@ -1,0 +1,144 @@
+"""
+Registration with RL Zoo: the algorithm, its search space and its presets.
+
+RL Zoo has no plugins. Its own documentation registers an algorithm by writing into ``rl_zoo3.ALGOS``; this does it for
+all three places that ask for the algorithm's name. It happens by itself through ``sb3_qac_zoo_hook``, or by ``register()``.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_qac.common.checks import check_package
+from sb3_qac.common.minatar import register_minatar_envs
+from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
+from sb3_qac.qa2c import QA2C
+from sb3_qac.qppo import QPPO
+from sb3_qac.reinforce import REINFORCE
+
+if TYPE_CHECKING:
+    pass
+from sb3_qac.zoo.resume import resume_exactly, resume_wandb
+from sb3_qac.zoo.search_space import (
+    convert_qa2c_params,
+    convert_qppo_params,
+    convert_reinforce_params,
+    sample_qa2c_params,
+    sample_qppo_params,
+    sample_reinforce_params,
+)
+
+PACKAGE = Path(__file__).parent.parent
+
+
+ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinforce": REINFORCE}
+
+
+def presets(algo: str) -> Path:
+    """
+    :param algo: Name of an algorithm in RL Zoo: "qa2c", "qppo", "reinforce", or "a2c" for the settings QA2C is compared with
+    :return: Path of the file with its hyperparameters
+    """
+    inside, beside = PACKAGE / "hyperparams", PACKAGE.parent / "hyperparams"
+    return (inside if inside.is_dir() else beside) / f"{algo}.yml"
+
+
+def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:
+    """
+    :param module: Module of RL Zoo
+    :param holds: Whether it is as it has to be
+    :param assumption: What it has to have, for the message
+    :raises RuntimeError: if it is not
+    """
+    cure = 'Install a version that was tested, `pip install "rl_zoo3>=2.9.2,<2.10"`, or do without QA2C: SB3_QAC_ZOO_HOOK=0.'
+    check_package("rl_zoo3", holds, f"{assumption} in {module.__name__}", cure)
+
+
+def _register_algorithms(utils: ModuleType) -> None:
+    _check_zoo(utils, isinstance(getattr(utils, "ALGOS", None), dict), "a dict `ALGOS`")
+    for name, algorithm in ALGORITHMS.items():
+        registered = utils.ALGOS.setdefault(name, algorithm)
+        if registered is not algorithm:
+            raise ValueError(f"RL Zoo knows {name!r} already, as {registered}: not replaced by {algorithm}.")
+
+
+def _register_search_space(hyperparams_opt: ModuleType) -> None:
+    for name in ("HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER"):
+        _check_zoo(hyperparams_opt, isinstance(getattr(hyperparams_opt, name, None), dict), f"a dict `{name}`")
+    hyperparams_opt.HYPERPARAMS_SAMPLER.update(
+        qa2c=sample_qa2c_params, qppo=sample_qppo_params, reinforce=sample_reinforce_params
+    )
+    hyperparams_opt.HYPERPARAMS_CONVERTER.update(
+        qa2c=convert_qa2c_params, qppo=convert_qppo_params, reinforce=convert_reinforce_params
+    )
+
+
+def _check_manager(exp_manager: ModuleType) -> None:
+    """
+    :param exp_manager: RL Zoo's module of that name
+    :raises RuntimeError: if its manager is not as it has to be
+    """
+    manager_class = getattr(exp_manager, "ExperimentManager", None)
+    _check_zoo(exp_manager, manager_class is not None, "a class `ExperimentManager`")
+    parameters = inspect.signature(manager_class.__init__).parameters  # type: ignore[misc]
+    for name in ("algo", "config"):
+        _check_zoo(exp_manager, name in parameters, f"a parameter `{name}` of `ExperimentManager`")
+    _check_zoo(exp_manager, hasattr(manager_class, "create_log_folder"), "a method `create_log_folder` of `ExperimentManager`")
+
+
+def _register_presets(exp_manager: ModuleType) -> None:
+    init = exp_manager.ExperimentManager.__init__
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def init_with_presets(*args: Any, **kwargs: Any) -> None:
+        call = signature.bind(*args, **kwargs)
+        if call.arguments["algo"] in ALGORITHMS and not call.arguments.get("config"):
+            call.arguments["config"] = str(presets(call.arguments["algo"]))
+        init(*call.args, **call.kwargs)
+
+    exp_manager.ExperimentManager.__init__ = init_with_presets
+
+
+def _register_in_exp_manager(exp_manager: ModuleType) -> None:
+    _check_manager(exp_manager)
+    if not hasattr(exp_manager.ExperimentManager.__init__, "__wrapped__"):
+        # Names for `policy_kwargs`, which RL Zoo evaluates there
+        vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN, SharedMlp=SharedMlp)
+        register_minatar_envs()
+        _register_presets(exp_manager)
+        resume_exactly(exp_manager)
+    resume_wandb(exp_manager)
+
+
+REGISTRATIONS: dict[str, Callable[[ModuleType], None]] = {
+    "rl_zoo3.utils": _register_algorithms,
+    "rl_zoo3.hyperparams_opt": _register_search_space,
+    "rl_zoo3.exp_manager": _register_in_exp_manager,
+}
+
+
+def register_in(module: ModuleType) -> None:
+    """
+    :param module: One of the modules named in ``REGISTRATIONS``
+    :raises ValueError: if RL Zoo has another algorithm under the same name
+    :raises RuntimeError: if RL Zoo is not inside as it has to be
+    """
+    REGISTRATIONS[module.__name__](module)
+
+
+def register() -> None:
+    """
+    Make the algorithms known to RL Zoo; once or again, it is the same.
+
+    :raises ValueError: if RL Zoo has another algorithm under the same name
+    :raises RuntimeError: if RL Zoo is not inside as it has to be
+    """
+    for name in REGISTRATIONS:
+        register_in(importlib.import_module(name))

@@ -1,0 +1,135 @@
+"""Exact resume under RL Zoo: a command that is run again finds its unfinished run."""
+
+import argparse
+import functools
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+from stable_baselines3.common.utils import set_random_seed
+
+from sb3_qac.common.files import read_json
+from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.resume.wandb import active_wandb_run, wandb_run_id
+
+if TYPE_CHECKING:
+    pass
+
+
+def unfinished_run(log_path: Path, env_name: str, command: Sequence[str]) -> Path | None:
+    """
+    :param log_path: Folder with the runs of an algorithm
+    :param env_name: Name of the environment, as RL Zoo writes it
+    :param command: Command line
+    :return: Folder of the newest run that the same command started, that keeps exact checkpoints, is not finished, and that no
+        process works on; None if there is none
+    """
+    runs = [path for path in log_path.glob(f"{env_name}_*") if path.name.removeprefix(f"{env_name}_").isdigit()]
+    for run in sorted(runs, key=lambda path: int(path.name.rpartition("_")[2]), reverse=True):
+        try:
+            known = json.loads((run / "checkpoints" / "run.json").read_text())
+        except (OSError, ValueError):
+            continue
+        if not known["finished"] and _what_is_run(known["command"]) == _what_is_run(command):
+            try:
+                with FileLock(run / "checkpoints" / "lock", blocking=False):
+                    return run
+            except Timeout:
+                continue
+    return None
+
+
+def _what_is_run(command: Sequence[str]) -> list[str]:
+    """
+    :param command: Command line
+    :return: its arguments without those that leave the numbers as they are
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-P", "--progress", action="store_true")
+    parser.add_argument("--verbose")
+    try:
+        return parser.parse_known_args(command[1:])[1]
+    except argparse.ArgumentError:
+        # Of another program, which imports RL Zoo
+        return list(command[1:])
+
+
+def resume_exactly(exp_manager: ModuleType) -> None:
+    """
+    With an ``ExactCheckpointCallback`` among the hyperparameters, a command that is run again resumes its unfinished run, in
+    the same folder, with the same seed and in the same run of Weights & Biases.
+    """
+    manager_class = exp_manager.ExperimentManager
+    create_log_folder = manager_class.create_log_folder
+
+    @functools.wraps(create_log_folder)
+    def create_or_find_log_folder(self: Any) -> None:
+        callback = next((callback for callback in self.callbacks if isinstance(callback, ExactCheckpointCallback)), None)
+        if callback is not None and not self.optimize_hyperparameters:
+            run = unfinished_run(Path(self.log_path), str(self.env_name), sys.argv)
+            if run is not None:
+                self.save_path = str(run)
+                self.params_path = f"{run}/{self.env_name}"
+                _take_seed_of(run, self)
+            callback.folder = callback.folder or Path(self.save_path) / "checkpoints"
+            if "wandb" in sys.modules:
+                # The callback logs every row itself, so that none is lost or there twice
+                sys.modules["wandb"].tensorboard.unpatch()
+        create_log_folder(self)
+
+    manager_class.create_log_folder = create_or_find_log_folder
+
+
+def _take_seed_of(run: Path, manager: Any) -> None:
+    """
+    Without ``--seed``, RL Zoo draws another seed at each start, before it knows its folder.
+
+    :param run: Folder of the run to resume
+    :param manager: RL Zoo's manager, which has not made its environments yet
+    """
+    seed = read_json(run / "checkpoints" / "run.json").get("seed")
+    if seed is None or seed == manager.seed:
+        return
+    print(f"Seed: {seed}, that of the run in {run}")
+    manager.seed = manager.args.seed = seed
+    set_random_seed(seed)
+    wandb_run = active_wandb_run()
+    if wandb_run is not None:
+        wandb_run.config.update({"seed": seed}, allow_val_change=True)
+
+
+def resume_wandb(exp_manager: ModuleType) -> None:
+    """RL Zoo starts its run of Weights & Biases before anything else. These variables make it resume the former one."""
+    # The script `rl_zoo3` will take the name of its command away
+    command = sys.argv[:1] + sys.argv[2:] if sys.argv[1:2] == ["train"] else sys.argv
+    arguments = _zoo_arguments(command)
+    if not arguments.track:
+        return
+    env_name = exp_manager.EnvironmentName(arguments.env)
+    run = unfinished_run(Path(arguments.log_folder, arguments.algo), env_name, command)
+    run_id = None if run is None else wandb_run_id(run / "checkpoints")
+    if run_id is not None:
+        os.environ.setdefault("WANDB_RUN_ID", run_id)
+        os.environ.setdefault("WANDB_RESUME", "allow")
+
+
+def _zoo_arguments(command: Sequence[str]) -> argparse.Namespace:
+    """
+    :param command: Command line
+    :return: those arguments of ``rl_zoo3.train`` that say where a run lies, with RL Zoo's defaults
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--algo", default="ppo")
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("-f", "--log-folder", default="logs")
+    parser.add_argument("--track", action="store_true")
+    try:
+        return parser.parse_known_args(command[1:])[0]
+    except argparse.ArgumentError:
+        # Of another program, which imports RL Zoo
+        return parser.parse_args([])

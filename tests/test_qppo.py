@@ -1,0 +1,492 @@
+"""QPPO as a user of SB3 meets it, and its loss against QA2C's and against the formula."""
+
+import copy
+import inspect
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_qac import QA2C, QPPO
+from sb3_qac.common.losses import kl_divergence
+from sb3_qac.qppo import qppo
+from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.resume.checkpoints import CheckpointError
+from tests.envs import ScriptedEnv
+from tests.test_qa2c import TWO, VECTOR, Rows, SpacesEnv, parameters
+from tests.test_zoo import python
+
+VARIANTS = [
+    pytest.param(dict(), id="default"),
+    pytest.param(dict(policy_gradient="sampled"), id="sampled"),
+    pytest.param(dict(advantage_scale="critic"), id="scale of the critic"),
+    pytest.param(dict(advantage_scale=None, target_kl=0.01), id="no scale, adaptive KL"),
+]
+SMALL = dict(n_steps=8, batch_size=8, n_epochs=2)
+
+
+def make_model(n_envs=2, env_id="CartPole-v1", **kwargs):
+    return QPPO("MlpPolicy", make_vec_env(env_id, n_envs, seed=0), **{**SMALL, "seed": 0, "device": "cpu", **kwargs})
+
+
+def with_rollout(model):
+    """:return: the model with a rollout to train on"""
+    _, callback = model._setup_learn(10**6)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    return model
+
+
+def logged_by(model, n_steps):
+    """:return: the rows of the log that a training writes, without the prefix of those of the update"""
+    rows = Rows()
+    model.set_logger(Logger(folder=None, output_formats=[rows]))
+    model.learn(n_steps, log_interval=1)
+    return [
+        {name.removeprefix("train/"): value for name, value in row.items() if name.startswith("train/")}
+        for row in rows.rows[1:]
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("policy", "env"),
+    [
+        pytest.param("MlpPolicy", lambda: gym.make("CartPole-v1"), id="vector"),
+        pytest.param("MlpPolicy", lambda: gym.make("FrozenLake-v1"), id="discrete"),
+        pytest.param("CnnPolicy", lambda: FakeImageEnv(screen_height=40, screen_width=40, n_channels=1), id="image"),
+        pytest.param("MultiInputPolicy", lambda: SimpleMultiObsEnv(random_start=True), id="dict"),
+    ],
+)
+def test_every_policy_runs_with_every_variant(policy, env, variant):
+    model = QPPO(policy, make_vec_env(env, n_envs=2), seed=0, **SMALL, **variant)
+    before = parameters(model).copy()
+    model.learn(32)
+    assert np.isfinite(parameters(model)).all()
+    assert not np.array_equal(parameters(model), before)
+
+
+# ---- the loss ----
+
+
+class DoubleExtractor(FlattenExtractor):
+    """SB3 makes observations float32."""
+
+    def forward(self, observations):
+        return super().forward(observations.double())
+
+
+def first_gradient(algorithm, rollout, **kwargs):
+    """:return: gradient of the first update on the rollout, in float64, the rollout being that of the policy as it is"""
+    policy_kwargs = dict(optimizer_class=th.optim.SGD, features_extractor_class=DoubleExtractor)
+    env = make_vec_env("CartPole-v1", 4, seed=0)
+    model = algorithm(
+        "MlpPolicy", env, n_steps=8, seed=0, learning_rate=1.0, device="cpu", policy_kwargs=policy_kwargs, **kwargs
+    )
+    model.policy.double()
+    model.max_grad_norm = math.inf
+    model._setup_learn(10**6)
+    model.rollout_buffer = copy.deepcopy(rollout)
+    before = parameters(model).copy()
+    model.train()
+    return before - parameters(model)
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    """The buffer of a QA2C that seed 0 makes, its returns in float64."""
+    buffer = with_rollout(
+        QA2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), n_steps=8, seed=0, device="cpu")
+    ).rollout_buffer
+    buffer.returns = buffer.returns.astype(np.float64)
+    return buffer
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 3.0])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_first_gradient_is_that_of_qa2c(rollout, beta, kl_coef):
+    """At pi = pi_old and sigma = 1. The KL penalty has no gradient there."""
+    shared = dict(beta=beta, ent_coef=0.02, vf_coef=0.5)
+    qa2c = first_gradient(QA2C, rollout, pg_coef=1.0, use_rms_prop=False, **shared)
+    mine = first_gradient(QPPO, rollout, batch_size=32, n_epochs=1, kl_coef=kl_coef, advantage_scale=None, **shared)
+    np.testing.assert_allclose(mine, qa2c, rtol=0, atol=1e-10)
+    assert np.abs(qa2c).max() > 0.01
+
+
+@pytest.mark.parametrize("policy_gradient", ["all-action", "sampled"])
+def test_update_is_the_loss_of_the_formula(policy_gradient):
+    """Two minibatches by hand, the second with a policy that has moved, from the same rollout and permutation."""
+    learning_rate, coefficients = 0.05, dict(kl_coef=0.7, ent_coef=0.2, vf_coef=0.3, beta=0.4, clip_range=0.001)
+    policy_kwargs = dict(optimizer_class=th.optim.SGD)
+    arguments = dict(n_epochs=1, learning_rate=learning_rate, max_grad_norm=None, policy_kwargs=policy_kwargs, **coefficients)
+    model = with_rollout(make_model(policy_gradient=policy_gradient, **arguments))
+    by_hand = copy.deepcopy(model.policy)
+    buffer = copy.deepcopy(model.rollout_buffer)
+    np.random.seed(0)
+    model.train()
+
+    np.random.seed(0)
+    next(buffer.get(1))
+    sigmas = []
+    with th.no_grad():
+        old_log_probs = by_hand.evaluate_all_actions(th.as_tensor(buffer.observations))[1]
+    for indices in np.random.permutation(16).reshape(2, 8):
+        old = old_log_probs[indices]
+        actions, returns = th.as_tensor(buffer.actions[indices]).long(), th.as_tensor(buffer.returns[indices])
+        q_values, log_probs = by_hand.evaluate_all_actions(th.as_tensor(buffer.observations[indices]))
+        probs, q = log_probs.exp(), q_values.detach()
+        advantages = q - (probs.detach() * q).sum(1, keepdim=True)
+        errors = returns - q.gather(1, actions)
+        mean_squares = (probs.detach() * advantages**2).sum(1).mean() + 0.4 * (errors**2).mean()
+        sigmas.append(mean_squares.sqrt() if not sigmas else 0.99 * sigmas[-1] + 0.01 * mean_squares.sqrt())
+        ratio = probs.gather(1, actions) / old.exp().gather(1, actions)
+
+        def clipped(weight, ratio=ratio):
+            return th.min(ratio * weight, ratio.clamp(0.999, 1.001) * weight).mean()
+
+        if policy_gradient == "all-action":
+            gain = (probs * advantages).sum(1).mean() + 0.4 * clipped(errors)
+        else:
+            gain = clipped(advantages.gather(1, actions) + errors)
+        loss = (
+            -gain / sigmas[-1]
+            + 0.7 * (old.exp() * (old - log_probs)).sum(1).mean()
+            + 0.2 * (probs * log_probs).sum(1).mean()
+            + 0.3 * ((returns - q_values.gather(1, actions)) ** 2).mean()
+        )
+        by_hand.optimizer.zero_grad()
+        loss.backward()
+        by_hand.optimizer.step()
+
+    mine = th.nn.utils.parameters_to_vector(by_hand.parameters()).detach().numpy()
+    np.testing.assert_allclose(parameters(model), mine, rtol=1e-5, atol=1e-6)
+    assert model.sigma == pytest.approx(sigmas[-1].item(), rel=1e-5)
+    assert model.logger.name_to_value["train/clip_fraction"] > 0
+
+
+def test_kl_term_pulls_back_to_the_policy_of_the_rollout():
+    logits = th.randn(6, 4, dtype=th.float64, generator=th.Generator().manual_seed(0))
+    old = th.log_softmax(logits, dim=1)
+    for shift in (0.0, 0.5):
+        moved = (logits + shift * th.eye(6, 4, dtype=th.float64)).requires_grad_()
+        kl = kl_divergence(old, th.log_softmax(moved, dim=1))
+        kl.backward()
+        # With p the old probabilities and q those of the moved logits, the gradient is (q - p) / batch_size
+        expected = (th.softmax(moved, 1) - old.exp()).detach() / 6
+        np.testing.assert_allclose(moved.grad, expected, rtol=0, atol=1e-12)
+        if shift == 0:
+            assert kl.item() == pytest.approx(0, abs=1e-12)
+        else:
+            assert kl.item() > 1e-3 and moved.grad.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_actor_loss_leaves_no_gradient_on_the_critic(variant):
+    """Without the critic's loss, the critic's part of the network stays as it was and the actor's moves."""
+    model = make_model(vf_coef=0.0, ent_coef=0.1, **variant)
+    critic = {name: p.clone() for name, p in model.policy.named_parameters() if "value" in name or "q_net" in name}
+    actor = {name: p.clone() for name, p in model.policy.named_parameters() if "policy_net" in name or "action_net" in name}
+    model.learn(32)
+    now = dict(model.policy.named_parameters())
+    assert len(critic) == len(actor) == 6
+    assert all(th.equal(now[name], p) for name, p in critic.items())
+    assert not any(th.equal(now[name], p) for name, p in actor.items())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_nan_where_all_q_values_are_equal(variant):
+    """No rewards and a head of zeros: advantages and errors are all zero, the entropy bonus is all there is to learn from."""
+    env = DummyVecEnv([lambda: ScriptedEnv([0.0] * 100)] * 2)
+    model = QPPO("MlpPolicy", env, seed=0, **SMALL, **variant)
+    for parameter in model.policy.q_net.parameters():
+        th.nn.init.zeros_(parameter)
+    row = logged_by(model, 64)[-1]
+    assert all(math.isfinite(value) for name, value in row.items() if not name.startswith("explained"))
+    assert np.isfinite(parameters(model)).all()
+    assert row["abs_advantage"] == 0 and row["policy_loss"] == pytest.approx(0, abs=1e-6)
+
+
+def test_first_minibatch_sets_sigma_and_the_next_ones_move_it_slowly():
+    model = with_rollout(make_model(batch_size=16, n_epochs=1, beta=0.5, learning_rate=0.0))
+    model.train()
+    buffer = model.rollout_buffer
+    with th.no_grad():
+        q_values, log_probs = model.policy.evaluate_all_actions(th.as_tensor(buffer.observations))
+    probs, q = log_probs.exp().numpy(), q_values.numpy()
+    advantages = q - (probs * q).sum(axis=1, keepdims=True)
+    errors = buffer.returns - np.take_along_axis(q, buffer.actions, axis=1)
+    first = math.sqrt((probs * advantages**2).sum(axis=1).mean() + 0.5 * (errors**2).mean())
+    assert model.sigma == pytest.approx(first, rel=1e-5)
+    # All of the next minibatch is ten times as large
+    _, callback = model._setup_learn(10**6)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    with th.no_grad():
+        for parameter in model.policy.q_net.parameters():
+            parameter *= 10
+    model.rollout_buffer.returns *= 10
+    model.train()
+    assert 1.05 * first < model.sigma < 1.2 * first
+
+
+def test_last_smaller_minibatch_is_used():
+    """12 steps in minibatches of 8 and 4: all 12 count, each minibatch for one gradient step, as in SB3's PPO."""
+    with pytest.warns(UserWarning, match=r"`batch_size` is 8.*6 \* 2 steps.*1 whole.*truncated one of 4"):
+        model = make_model(n_steps=6, n_epochs=3)
+    sizes, evaluate = [], model.policy.evaluate_all_actions
+
+    def evaluate_and_count(observations):
+        sizes.append((len(observations), th.is_grad_enabled()))
+        return evaluate(observations)
+
+    model.policy.evaluate_all_actions = evaluate_and_count
+    model.learn(12)
+    assert sizes == [(8, False), (4, False)] + 3 * [(8, True), (4, True)]
+    assert {int(state["step"]) for state in model.policy.optimizer.state.values()} == {6}
+
+
+def test_minibatch_larger_than_the_rollout_is_the_rollout():
+    with pytest.warns(UserWarning, match="after every 0 whole minibatches"):
+        model = make_model(batch_size=100)
+    model.learn(16)
+    assert {int(state["step"]) for state in model.policy.optimizer.state.values()} == {SMALL["n_epochs"]}
+
+
+# ---- what is logged ----
+
+
+@pytest.mark.parametrize("policy_gradient", ["all-action", "sampled"])
+def test_log_has_the_names_of_sb3_and_figures_that_agree(policy_gradient):
+    model = make_model(policy_gradient=policy_gradient, batch_size=16, n_epochs=1, kl_coef=0.5)
+    row = logged_by(model, 64)[-1]
+    assert set(row) == {
+        *("policy_loss", "value_loss", "entropy_loss", "loss", "explained_variance", "explained_variance_q", "grad_norm"),
+        *("learning_rate", "n_updates", "state_value", "q_target", "abs_advantage", "action_gap"),
+        *("kl", "kl_coef", "clip_fraction", "clip_range", "sigma"),
+    }
+    total = row["policy_loss"] + 0.5 * row["kl"] + model.ent_coef * row["entropy_loss"] + model.vf_coef * row["value_loss"]
+    assert row["loss"] == pytest.approx(total, rel=1e-5)
+    # One minibatch: pi is still pi_old
+    assert row["kl"] == pytest.approx(0, abs=1e-6) and row["clip_fraction"] == 0
+    assert row["abs_advantage"] > 0 and row["action_gap"] > 0 and row["grad_norm"] > 0 and row["sigma"] > 0
+    assert -np.log(2) - 1e-6 <= row["entropy_loss"] < 0
+
+
+def test_logged_kl_is_that_of_the_last_epoch():
+    """In the first minibatch of a rollout it is zero."""
+    epochs = [logged_by(make_model(n_epochs=n, batch_size=16, learning_rate=1e-2), 32)[0]["kl"] for n in (1, 2, 3)]
+    assert epochs[0] == pytest.approx(0, abs=1e-6)
+    assert 10 * epochs[0] < epochs[1] < epochs[2]
+
+
+def test_explained_variance_of_q_is_that_of_v_where_there_is_one_action():
+    rng = np.random.default_rng(0)
+    env = DummyVecEnv([lambda: ScriptedEnv(list(rng.normal(size=40)), n_actions=1)] * 2)
+    rows = logged_by(QPPO("MlpPolicy", env, seed=0, **SMALL), 64)
+    logged = [(row["explained_variance"], row["explained_variance_q"]) for row in rows]
+    assert len(logged) == 3
+    np.testing.assert_allclose(*zip(*logged, strict=True), rtol=1e-4)
+    assert all(abs(value) > 1e-3 for value, _ in logged)
+
+
+# ---- the adaptive coefficient ----
+
+
+@pytest.mark.parametrize(("target_kl", "coefficient"), [(1e-9, 16.0), (10.0, 1 / 16)])
+def test_kl_coefficient_is_adapted_to_the_target(target_kl, coefficient):
+    """Doubled after each of four rollouts whose policy moves further than the target, halved where it moves less."""
+    assert make_model(target_kl=target_kl, n_epochs=4, learning_rate=1e-2).learn(64).kl_coef == coefficient
+    assert make_model(n_epochs=4, learning_rate=1e-2).learn(64).kl_coef == 1.0
+
+
+def test_adapted_kl_coefficient_stays_within_limits():
+    model = make_model(target_kl=10.0, kl_coef=2 * qppo.KL_COEF_MIN, learning_rate=0.0).learn(64)
+    assert model.kl_coef == qppo.KL_COEF_MIN
+
+
+def test_adaptive_coefficient_keeps_the_policy_closer_than_a_small_one():
+    """Asked for a distance of 0.001, the coefficient grows until the policy keeps to it."""
+    shared = dict(n_steps=32, batch_size=16, n_epochs=4, learning_rate=3e-3, kl_coef=0.01)
+    free, held = (logged_by(make_model(target_kl=target, **shared), 1500) for target in (None, 0.001))
+    free_kl, held_kl = (np.mean([row["kl"] for row in rows[-10:]]) for rows in (free, held))
+    assert held_kl < free_kl / 2 and held_kl < 0.003
+    assert held[-1]["kl_coef"] > 1
+
+
+# ---- learning, repeating, saving, resuming ----
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_learns_the_identity(variant):
+    """An untrained policy scores some 50 of 100."""
+    env = DummyVecEnv([lambda: IdentityEnv(2)] * 4)
+    model = QPPO("MlpPolicy", env, n_steps=16, batch_size=32, n_epochs=4, learning_rate=1e-3, gamma=0.0, seed=0, **variant)
+    untrained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
+    model.learn(4_000)
+    trained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
+    assert untrained < 70 < 95 < trained
+
+
+def test_learns_cartpole():
+    """An untrained policy stands for some 20 steps."""
+    env = make_vec_env("CartPole-v1", 8, seed=0)
+    model = QPPO("MlpPolicy", env, 1e-3, n_steps=32, batch_size=64, n_epochs=4, ent_coef=0.01, seed=0, device="cpu")
+    model.learn(40_000)
+    returns, _ = evaluate_policy(model, env, n_eval_episodes=20, warn=False)
+    assert returns > 450
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_same_seed_gives_the_same_parameters_bit_for_bit(variant):
+    runs = [parameters(make_model(seed=3, **variant).learn(64)) for _ in range(2)]
+    np.testing.assert_array_equal(*runs)
+    assert not np.array_equal(runs[0], parameters(make_model(seed=4, **variant).learn(64)))
+
+
+def test_loaded_model_updates_as_the_saved_one(tmp_path):
+    arguments = dict(kl_coef=0.5, beta=0.3, target_kl=1e-9, clip_range=lambda progress: 0.1 * progress)
+    model = make_model(**arguments, advantage_scale="critic").learn(32)
+    model.save(tmp_path / "model")
+    loaded = QPPO.load(tmp_path / "model", env=model.env)
+    assert loaded.sigma == model.sigma is not None
+    assert loaded.kl_coef == model.kl_coef == 0.5 * 4
+    names = ("beta", "policy_gradient", "advantage_scale", "n_epochs", "batch_size", "target_kl", "max_grad_norm")
+    assert all(getattr(loaded, name) == getattr(model, name) for name in names)
+    assert loaded.clip_range(0.5) == model.clip_range(0.5) == 0.05
+
+    with_rollout(model)
+    loaded._setup_learn(10**6)
+    loaded.rollout_buffer = copy.deepcopy(model.rollout_buffer)
+    loaded._current_progress_remaining = model._current_progress_remaining
+    for each in (model, loaded):
+        np.random.seed(0)
+        each.train()
+    np.testing.assert_array_equal(parameters(model), parameters(loaded))
+    assert loaded.sigma == model.sigma
+
+
+class Interrupted(Exception):
+    pass
+
+
+class InterruptAt(BaseCallback):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def _on_step(self):
+        if self.num_timesteps >= self.step:
+            raise Interrupted
+        return True
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(variant, tmp_path):
+    """With everything that moves: sigma, and the adaptive coefficient."""
+
+    def train(folder, stop=math.inf):
+        model = make_model(n_steps=16, batch_size=12, n_epochs=3, **variant)
+        checkpoints = ExactCheckpointCallback(tmp_path / folder, save_freq=100, verbose=0)
+        return model.learn(600, [InterruptAt(stop), checkpoints])
+
+    with pytest.warns(UserWarning, match="truncated"):
+        whole = train("whole")
+        for stop in (150, 420):
+            with pytest.raises(Interrupted):
+                train("parts", stop)
+        parts = train("parts")
+    np.testing.assert_array_equal(parameters(whole), parameters(parts))
+    assert (whole.sigma, whole.kl_coef, whole._n_updates) == (parts.sigma, parts.kl_coef, parts._n_updates)
+    assert whole.kl_coef != 1.0 or whole.target_kl is None
+
+
+def test_training_with_another_coefficient_is_not_resumed(tmp_path):
+    for kl_coef, beta, error in [(1.0, 1.0, None), (0.5, 1.0, "kl_coef is 0.5"), (1.0, 0.5, "beta is 0.5")]:
+        model, callback = make_model(kl_coef=kl_coef, beta=beta), ExactCheckpointCallback(tmp_path, verbose=0)
+        if error is None:
+            model.learn(32, callback)
+        else:
+            with pytest.raises(CheckpointError, match=error):
+                model.learn(32, callback)
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("policy", "observation_space", "action_space", "message"),
+    [
+        pytest.param("MlpPolicy", VECTOR, VECTOR, r"Discrete.*Box.*PPO or SAC", id="continuous actions"),
+        pytest.param("MultiInputPolicy", VECTOR, TWO, "dict observations.*'MlpPolicy'", id="vector for MultiInputPolicy"),
+        pytest.param(ActorCriticPolicy, VECTOR, TWO, "no Q-value head.*MlpPolicy", id="policy of PPO"),
+    ],
+)
+def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observation_space, action_space, message):
+    with pytest.raises(ValueError, match=message):
+        QPPO(policy, SpacesEnv(observation_space, action_space))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(ent_coef=-1), "`ent_coef` must be.*at least 0.*-1"),
+        (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
+        (dict(kl_coef=-0.5), "`kl_coef`.*-0.5"),
+        (dict(beta="much"), "`beta`.*'much'"),
+        (dict(max_grad_norm=-1), "`max_grad_norm`"),
+        (dict(clip_range=-0.2), "`clip_range`"),
+        (dict(gamma=1.1), "`gamma`.*between 0 and 1.*1.1"),
+        (dict(gae_lambda=-0.1), "`gae_lambda`"),
+        (dict(n_steps=0), "`n_steps` must be an integer, at least 1, but 0"),
+        (dict(batch_size=2.5), "`batch_size`.*2.5"),
+        (dict(n_epochs=True), "`n_epochs`.*True"),
+        (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
+        (dict(advantage_scale="std"), "`advantage_scale`.*'corrected', 'critic' or None, but 'std'"),
+        (dict(target_kl=-0.1), "`target_kl`"),
+        (dict(target_kl=0.1, kl_coef=0.0), r"`target_kl` \(0.1\) adapts `kl_coef` \(0.0\)"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        make_model(**arguments)
+    make_model().save(tmp_path / "model")
+    with pytest.raises(ValueError, match=message):
+        QPPO.load(tmp_path / "model", **arguments)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_loss_keeps_the_last_good_update(bad):
+    env = DummyVecEnv([lambda: ScriptedEnv([1.0] * 8 + [bad] * 10)])
+    model = QPPO("MlpPolicy", env, seed=0, **SMALL)
+    model.learn(8)
+    last_good, sigma = parameters(model).copy(), model.sigma
+    with pytest.raises(ValueError, match=r"value_loss is (nan|inf).*VecCheckNan"):
+        model.learn(8, reset_num_timesteps=False)
+    np.testing.assert_array_equal(parameters(model), last_good)
+    assert model.sigma == sigma
+
+
+def test_constructor_takes_the_arguments_of_ppo_in_its_order():
+    ppo, mine = (inspect.signature(cls).parameters for cls in (PPO, QPPO))
+    positional = [name for name, parameter in mine.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    assert positional == list(ppo)[: len(positional)]
+    without = {"use_sde", "sde_sample_freq", "clip_range_vf", "normalize_advantage"}
+    assert set(mine) == set(ppo) - without | {"kl_coef", "beta", "policy_gradient", "advantage_scale"}
+
+
+def test_train_command_of_rl_zoo(tmp_path):
+    arguments = ["--algo", "qppo", "--env", "CartPole-v1", "-n", 600, "--eval-freq", 300, "--seed", 0]
+    python("-m", "rl_zoo3.train", *arguments, cwd=tmp_path)
+    run = tmp_path / "logs" / "qppo" / "CartPole-v1_1"
+    assert len(np.load(run / "evaluations.npz")["timesteps"]) == 2
+    model = QPPO.load(run / "CartPole-v1.zip")
+    assert type(model) is QPPO and model.sigma > 0
