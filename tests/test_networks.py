@@ -93,7 +93,7 @@ def trunk_and_actor(model):
 @pytest.mark.parametrize("env_id", sorted({env_id for name in STUDIES for env_id in study_of(name).env_ids}))
 def test_qa2c_is_compared_with_a2c_on_the_same_network(env_id, tmp_path):
     """All but the critic's last layer, which has a value per action instead of one per state."""
-    a2c, qa2c = (study_model(name, tmp_path / name, env_id=env_id) for name in ("a2c", "task1"))
+    a2c, qa2c = (study_model(name, tmp_path / name, env_id=env_id) for name in ("a2c", "all-action"))
     assert trunk_and_actor(qa2c) == trunk_and_actor(a2c)
     n_features = a2c.policy.value_net.in_features
     n_actions = gym.make(env_id).action_space.n if "NoFrameskip" not in env_id else 6
