@@ -6,7 +6,7 @@ SEED ?= 0
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := setup.py startup tests sb3_qac results docs/conf.py
+SOURCES := setup.py startup tests sb3_qac docs/conf.py
 
 .PHONY: help train test test-slow docs lint type format clean
 

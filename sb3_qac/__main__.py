@@ -5,7 +5,20 @@ import sys
 from collections.abc import Sequence
 
 from sb3_qac import __version__
-from sb3_qac.commands import benchmark, diagnose, doctor, presets, report, study, video, zoo
+from sb3_qac.commands import (
+    benchmark,
+    diagnose,
+    doctor,
+    evaluate,
+    export,
+    pack,
+    presets,
+    references,
+    report,
+    study,
+    video,
+    zoo,
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -13,7 +26,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sb3_qac", description="All-action actor-critics for Stable-Baselines3.")
     parser.add_argument("--version", action="version", version=f"sb3_qac {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (zoo, doctor, benchmark, study, report, diagnose, video, presets):
+    for command in (zoo, doctor, benchmark, study, report, pack, diagnose, evaluate, export, video, references, presets):
         command.add_parser(commands)
     return parser
 

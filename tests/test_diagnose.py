@@ -17,13 +17,12 @@ from sb3_qac.study.diagnose import (
     GradientMoments,
     diagnose_model,
     diagnose_run,
-    environments_of,
     judge_critic,
-    normalize_as,
-    points_of,
     tables,
 )
-from sb3_qac.study.study import make_grid, run_study
+from sb3_qac.study.grid import make_grid, run_study
+from sb3_qac.study.manager import environments_of
+from sb3_qac.study.snapshots import normalize_as, points_of
 
 
 def moments_of(gradients):

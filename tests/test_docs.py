@@ -210,30 +210,12 @@ def test_wrong_command_lines_are_found(command, parse_only, monkeypatch):
 
 
 def runs_of(study):
-    """The finished runs of a study under results/: environment, group, seed, steps, last evaluation and training return."""
-    packed = ROOT / "results" / study / "runs.csv"
-    if packed.is_file():
-        with packed.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["study"] == study and row["state"] == "finished"]
-        for row in rows:
-            row |= {name: float(row[name] or "nan") for name in ("seed", "steps", "last_evaluation", "training_return")}
-        return rows
-    from sb3_qac.study.records import load_study
-
-    return [
-        {
-            "environment": environment,
-            "group": group,
-            "seed": record.settings["seed"],
-            "steps": record.status["steps"],
-            "last_evaluation": record.means[-1],
-            "training_return": record.curves["rollout/ep_rew_mean"].iloc[-1],
-        }
-        for environment, groups in load_study(ROOT / "results" / study).items()
-        for group, records in groups.items()
-        for record in records
-        if record.finished
-    ]
+    """The runs of a study under results/ that came to their end: environment, group, seed, steps, figures."""
+    with (ROOT / "results" / study / "runs.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["study"] == study and row["state"] in ("finished", "stopped")]
+    for row in rows:
+        row |= {name: float(row[name] or "nan") for name in ("seed", "steps", "last_evaluation", "training_return")}
+    return rows
 
 
 # Names of groups, in the order of the columns of README and of docs/results.md

@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "sb3_qac"
-COMMANDS = ("zoo", "doctor", "benchmark", "study", "report", "diagnose", "video", "presets")
+COMMANDS = (
+    "zoo",
+    "doctor",
+    "benchmark",
+    "study",
+    "report",
+    "pack",
+    "diagnose",
+    "evaluate",
+    "export",
+    "video",
+    "references",
+    "presets",
+)
 # Who may import whom: what a package imports of the others. Nobody imports what stands above it
 BELOW = {
     "common": set(),
@@ -25,6 +38,16 @@ BELOW = {
     "": {"qa2c", "qppo", "reinforce"},
     "common.callbacks": {"common", "resume"},
 }
+# A module of study imports those on floors below its own
+STUDY_FLOORS = [
+    {"benchmark", "catalogue", "records", "references", "run"},
+    {"callbacks", "snapshots", "statistics"},
+    {"analysis", "manager", "pack"},
+    {"agents", "loading", "train"},
+    {"diagnose", "grid", "video"},
+    {"report"},
+    {"ladder"},
+]
 
 
 def name_of(path: Path) -> str:
@@ -72,6 +95,13 @@ def test_no_module_imports_itself_by_way_of_others(module):
         reached |= new
         new = {name for path in new for name in imports_of(path)} - reached
     assert module not in reached
+
+
+def test_modules_of_study_import_only_those_below_them():
+    floors = {f"sb3_qac.study.{name}": i for i, names in enumerate(STUDY_FLOORS) for name in names}
+    assert set(floors) == {module for module in MODULES if part_of(module) == "study"}
+    for module, floor in floors.items():
+        assert not {name for name in imports_of(module) if floors.get(name, -1) >= floor}
 
 
 def test_environments_and_algorithms_know_nothing_of_resume():

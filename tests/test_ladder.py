@@ -10,9 +10,9 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
 
 from sb3_qac import QA2C, REINFORCE
-from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS
+from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS, field_name
+from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.ladder import _median, gradients_of_updates, noise_of_run, write_page
-from sb3_qac.study.study import make_grid, run_study
 
 SMALL = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
 
@@ -20,7 +20,7 @@ SMALL = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled
 def test_every_rung_can_be_run(tmp_path):
     assert STUDIES["ladder"].algos == tuple(RUNGS)
     runs = make_grid("ladder", list(RUNGS), [0], tmp_path, **SMALL)
-    assert [(run.group, run.algo, run.hyperparams) for run in runs] == [
+    assert [(field_name(run.group), run.algo, run.hyperparams) for run in runs] == [
         (name, rung.algo, rung.hyperparams) for name, rung in RUNGS.items()
     ]
     # A name of RL Zoo stays what it is there
@@ -45,12 +45,12 @@ def test_the_page_has_each_rung_in_its_order(tmp_path):
     assert run_study(runs) == {}
     text = write_page(tmp_path).read_text()
     rows = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line.startswith("| ")]
-    assert rows == ["rung", "reinforce-to-go", "task1", "dqn"]
+    assert rows == ["rung", "reinforce-to-go", "all-action", "dqn"]
     assert "`sum_a pi(a) Q(a)`" in text and "Unfinished" not in text
     assert (tmp_path / "ladder.png").stat().st_size > 10_000 and "<table>" in (tmp_path / "ladder.html").read_text()
     noise = noise_of_run(Path(runs[1].folder))
     assert noise is not None and noise["variance"] > 0
-    assert f"| {noise['variance']:.2g} |" in next(line for line in text.splitlines() if line.startswith("| task1"))
+    assert f"| {noise['variance']:.2g} |" in next(line for line in text.splitlines() if line.startswith("| all-action"))
     assert noise_of_run(Path(runs[0].folder)) is None
 
 

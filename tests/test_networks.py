@@ -14,7 +14,8 @@ from stable_baselines3.common.utils import obs_as_tensor, polyak_update
 from sb3_qac import QA2C
 from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
-from sb3_qac.study.runs import Run, StudyManager
+from sb3_qac.study.manager import StudyManager
+from sb3_qac.study.run import Run
 from sb3_qac.zoo import register
 
 PONG, SPACE_INVADERS = "PongNoFrameskip-v4", "SpaceInvadersNoFrameskip-v4"

@@ -19,9 +19,9 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_qac import QA2C, QPPO
-from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.common.losses import kl_divergence
 from sb3_qac.qppo import qppo
+from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import CheckpointError
 from tests.envs import ScriptedEnv
 from tests.test_qa2c import TWO, VECTOR, Rows, SpacesEnv, parameters

@@ -11,7 +11,7 @@ import pytest
 
 from sb3_qac.common.files import read_json
 from sb3_qac.resume.checkpoints import checkpoints_in
-from sb3_qac.study.study import make_grid, run_on_ray, run_study
+from sb3_qac.study.grid import make_grid, run_on_ray, run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SETTINGS = dict(n_timesteps=60_000, eval_freq=10_000, n_eval_episodes=3, wandb="disabled", device="cpu")

@@ -5,13 +5,15 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.study import analysis
 from sb3_qac.study.analysis import paragraphs
-from sb3_qac.study.records import common_evaluations, difference, load_study, pooled, standard_error
-from sb3_qac.study.report import _styles, markdown, table, write_report
+from sb3_qac.study.loading import load_study
+from sb3_qac.study.report import _panels, _styles, markdown, median_curve, table, write_report
+from sb3_qac.study.statistics import common_evaluations, difference, pooled, standard_error
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,8 @@ def test_groups_hold_their_seeds_in_order(study):
     groups = load_study(study)["Game-v0"]
     assert {group: [record.name for record in records] for group, records in groups.items()} == {
         "a2c": ["a2c_seed-0", "a2c_seed-1"],
-        "task1": ["task1_seed-0", "task1_seed-1"],
+        # Under the field's name
+        "all-action": ["all-action_seed-0", "all-action_seed-1"],
     }
     assert groups["a2c"][0].curves["rollout/ep_rew_mean"].to_dict() == {500: 1.5, 1000: 2.5}
     assert groups["a2c"][0].curves["train/entropy_loss"].to_dict() == {1000: -0.5}
@@ -99,17 +102,17 @@ def test_the_evaluation_that_stopped_a_run_is_not_compared(tmp_path):
     compared = common_evaluations(load_study(tmp_path)["Game-v0"])
     assert {group: [record.timesteps.tolist() for record in records] for group, records in compared.items()} == {
         "a2c": [[1000]],
-        "task1": [[1000]],
+        "all-action": [[1000]],
     }
     text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=18))
-    assert "At 1,000 steps" in text and "task1 returns 5.00 and a2c 1.00: a difference of +4" in text
+    assert "At 1,000 steps" in text and "all-action returns 5.00 and a2c 1.00. The difference is +4" in text
 
 
 def test_evaluations_at_the_same_steps_are_compared(tmp_path):
     write_run(tmp_path, "a2c", 0, [[10, 10], [20, 20], [30, 30], [40, 40]], every=1000)
     write_run(tmp_path, "task1", 0, [[20, 20], [40, 40]], every=2000)
     text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=None))
-    assert "At 4,000 steps" in text and "task1 returns 40.00 and a2c 40.00: a difference of +0" in text
+    assert "At 4,000 steps" in text and "all-action returns 40.00 and a2c 40.00. The difference is +0" in text
     # The mean of 20 and 40 for both
     assert "up to there it is +0" in text
 
@@ -121,8 +124,8 @@ def test_a_run_without_evaluation_does_not_stand_in_the_way_of_the_others(tmp_pa
     (write_run(tmp_path, "ppo", 0, [], finished=False) / "error.txt").write_text("broken")
     write_run(tmp_path, "task1", 2, [], finished=False)
     text = markdown(tmp_path, load_study(tmp_path), None)
-    assert "ppo_seed-0 and task1_seed-2 have none yet" in text and "2 of a2c and 2 of task1." in text
-    assert "task1 returns 4.00 and a2c 2.00" in text and "| ppo_seed-0 | failed |" in text
+    assert "all-action_seed-2 and ppo_seed-0 have none yet" in text and "2 of a2c and 2 of all-action." in text
+    assert "all-action returns 4.00 and a2c 2.00" in text and "| ppo_seed-0 | failed |" in text
 
 
 def test_the_table_has_last_best_and_the_way_to_the_goal(study):
@@ -140,7 +143,7 @@ def test_the_table_has_last_best_and_the_way_to_the_goal(study):
         "100",
     ]
     # 18 at step 2,000, at 100 steps per second: 20 seconds are 0.0056 hours
-    assert by_name["task1_seed-0"] == [
+    assert by_name["all-action_seed-0"] == [
         "finished",
         "3,000",
         "32.00 +/- 2.00",
@@ -150,24 +153,23 @@ def test_the_table_has_last_best_and_the_way_to_the_goal(study):
         "2.50",
         "100",
     ]
-    assert by_name["task1_seed-1"][:4] == ["unfinished", "3,000", "21.00 +/- 1.00", "24.00 +/- 4.00 at 2,000"]
+    assert by_name["all-action_seed-1"][:4] == ["unfinished", "3,000", "21.00 +/- 1.00", "24.00 +/- 4.00 at 2,000"]
 
 
 def test_the_report_is_there_in_every_form(study):
     text = write_report(study, goal=18).read_text()
-    assert "**Unfinished:** task1_seed-1." in text
-    # At the last common evaluation a2c has 11 and 20, task1 18 and 24; of the four pairs three are won by task1
+    assert "**Unfinished:** all-action_seed-1." in text
+    # At the last common evaluation a2c has 11 and 20, all-action 18 and 24; of the four pairs it wins three
     assert (
         "At 2,000 steps" in text
         and f"| a2c | 15.50 | 15.50 | 11.00 to 20.00 | {9 / np.sqrt(2):.2f} |" in text
-        and f"| task1 | 21.00 | 21.00 | 18.00 to 24.00 | {6 / np.sqrt(2):.2f} |" in text
+        and f"| all-action | 21.00 | 21.00 | 18.00 to 24.00 | {6 / np.sqrt(2):.2f} |" in text
     )
-    assert "| task1 over a2c | 0.75 |" in text
+    assert "| all-action over a2c | 0.75 |" in text
     assert "An interval over 2 seeds says little" in text
-    for name in ("evaluations", "curves-Game-v0"):
+    for name in ("evaluations", "curves"):
         for suffix in (".png", ".svg"):
             assert (study / f"{name}{suffix}").stat().st_size > 10_000
-    assert not (study / "beta.png").exists()
     html = (study / "report.html").read_text()
     assert html.count("<table>") == 3 and "evaluations.png" in html
 
@@ -175,8 +177,8 @@ def test_the_report_is_there_in_every_form(study):
 def test_a_study_that_has_just_begun_has_a_report(tmp_path):
     write_run(tmp_path, "task1", 0, [], finished=False, curves=False)
     text = write_report(tmp_path, goal=18, output=tmp_path / "report").read_text()
-    assert "| task1_seed-0 | unfinished | 0 | - | - | not reached | - | - | nan |" in text
-    assert "No evaluation yet that all runs have" in text
+    assert "| all-action_seed-0 | unfinished | 0 | - | - | not reached | - | - | nan |" in text
+    assert "The runs have no evaluation in common yet" in text
 
 
 def test_the_same_study_gives_the_same_bytes(study):
@@ -193,7 +195,7 @@ def test_a_single_group_is_not_compared(tmp_path):
     for seed in range(2):
         write_run(tmp_path, "task1", seed, [[1, 2]])
     text = markdown(tmp_path, load_study(tmp_path), None)
-    assert "interquartile mean" in text and "none is corrected" not in text and "\n\n\n" not in text
+    assert "interquartile mean" in text and "not corrected" not in text and "\n\n\n" not in text
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path):
@@ -239,22 +241,22 @@ def test_every_number_of_the_analysis_is_computed(study):
     (study / "task1_seed-0" / "diagnosis.json").write_text(json.dumps(points))
     text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=18))
     # a2c has 11 and 20 at 2,000 steps, task 1 18 and 24; standard error sqrt((9^2 / 2 + 6^2 / 2) / 2)
-    assert "At 2,000 steps, the last evaluation that all have, task1 returns 21.00 and a2c 15.50" in text
-    assert "a difference of +5.5 (95 % interval" in text
-    assert text.count("which chance alone explains as well") >= 2 and "not due to chance alone" not in text
+    assert "At 2,000 steps, the last evaluation that all runs have, all-action returns 21.00 and a2c 15.50" in text
+    assert "The difference is +5.5 (95 % interval" in text
+    assert text.count("Welch; not significant)") >= 2 and "Welch; significant)" not in text
     # The first has 11 at most, the second 20 at 2,000 steps, at 100 steps per second
-    assert "1 of 2 runs of a2c reach 18: after 2,000 steps, 0.0 hours." in text
-    assert "2 of 2 runs of task1 reach 18: after 2,000 and 2,000 steps" in text
-    assert "task2 returns 21.00 and task1 21.00: a difference of +0 (95 % interval" in text
-    assert f"differ by {6 / np.sqrt(2):.2g} there (standard deviation)" in text
-    assert "Measured on 2 networks" in text and "differ by 1.0e-07 to 3.0e-07 of their length" in text
+    assert "1 of 2 runs of a2c reach 18, after 2,000 steps (0.0 hours)." in text
+    assert "2 of 2 runs of all-action reach 18, after 2,000 and 2,000 steps" in text
+    assert "all-action-baseline returns 21.00 and all-action 21.00. The difference is +0 (95 % interval" in text
+    assert f"standard deviation over seeds of one algorithm is {6 / np.sqrt(2):.2g} there" in text
+    assert "On 2 networks of these runs" in text and "differ by 1.0e-07 to 3.0e-07 of their length" in text
     assert "divides the variance by 4 to 9" in text
     # A network that has learnt nothing yet says nothing of why
     assert "On 1 network of these runs" in text and "has 30 times the variance" in text
-    assert "is 0.70 +/- 0.10 on the 1 of 1 where it is known to 0.25" in text
+    assert "is 0.70 +/- 0.10 on the 1 of 1 where its standard error is at most 0.25" in text
     assert "differ by 0.50 +/- 0.01 on the 1 of 1 where" in text
     # task1_seed-1 has no curves
-    assert "0.50 for a2c, 0.50 for task1 and 0.50 for task2" in text
+    assert "0.50 for a2c, 0.50 for all-action and 0.50 for all-action-baseline" in text
     report = write_report(study, goal=18).read_text()
     assert "## Analysis" in report and "| 1,000 | sampled, baseline |" in report
 
@@ -265,13 +267,13 @@ def test_a_difference_in_steps_is_written_out(tmp_path):
         write_run(tmp_path, group, seed, returns)
     text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=18))
     # 20,000 and 20,000 steps against 1,000 and 20,000: standard error 9,500, one degree of freedom, whose t is 12.7062
-    assert "On the way to 18 the difference of task1 to a2c is -9,500 steps (95 % interval -130,209 to +111,209" in text
+    assert "To reach 18, the difference of all-action to a2c is -9,500 steps (95 % interval -130,209 to +111,209" in text
 
 
-def test_beta_has_a_plot_of_its_own(study):
+def test_beta_has_a_panel_of_its_own(study):
     write_run(study, "beta1", 0, [[1, 1], [18, 18]])
-    assert "![beta](beta.png)" in write_report(study).read_text()
-    assert (study / "beta.png").stat().st_size > 10_000
+    panels = {title: list(groups) for title, groups in _panels(load_study(study))}
+    assert panels == {"Game-v0": ["a2c", "all-action"], "Game-v0: beta-loo": ["all-action", "beta-loo"]}
 
 
 def test_what_beta_changes_is_computed(study):
@@ -279,15 +281,24 @@ def test_what_beta_changes_is_computed(study):
     write_run(study, "beta1", 1, [[2, 4], [26, 28]])
     text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
     # 21 and 27 against 18 and 24 at 2,000 steps; over both evaluations 12 and 15 against 9.5 and 13.5
-    assert "beta1 returns 24.00 and task1 21.00: a difference of +3 (95 % interval" in text
+    assert "beta-loo returns 24.00 and all-action 21.00. The difference is +3 (95 % interval" in text
     assert "up to there it is +2 (95 % interval" in text
     # 11 and 20 at 2,000 steps; 6 and 12.5 over both
-    assert "**beta=1 against A2C.**" in text and "beta1 returns 24.00 and a2c 15.50" in text and "it is +4.25 (95 %" in text
+    assert (
+        "**beta-loo against a2c.**" in text and "beta-loo returns 24.00 and a2c 15.50" in text and "it is +4.25 (95 %" in text
+    )
+
+
+def test_the_median_of_curves_with_other_steps_is_in_the_order_of_steps():
+    curves = [pd.Series([0.0, 4.0], index=[100, 300]), pd.Series([2.0, 4.0, 6.0], index=[150, 250, 350])]
+    # At 150 and 250 the first is at 1 and 3, at 300 the second at 5; outside its steps a curve does not count
+    assert median_curve(curves).to_dict() == {100: 0.0, 150: 1.5, 250: 3.5, 300: 4.5, 350: 6.0}
+    assert list(median_curve(curves).index) == [100, 150, 250, 300, 350]
 
 
 def test_a_group_looks_the_same_beside_whatever_it_is_drawn():
-    assert [x["color"] for x in _styles({"a2c": [], "beta1": [], "ppo": [], "task1": []})] == ["C0", "C3", "C4", "C1"]
-    assert [x["color"] for x in _styles({"beta1": [], "task1": []})] == ["C3", "C1"]
+    assert [x["color"] for x in _styles({"a2c": [], "beta-loo": [], "ppo": [], "all-action": []})] == ["C0", "C3", "C4", "C1"]
+    assert [x["color"] for x in _styles({"beta-loo": [], "all-action": []})] == ["C3", "C1"]
 
 
 def test_several_environments_make_one_report(tmp_path):
@@ -297,11 +308,11 @@ def test_several_environments_make_one_report(tmp_path):
             write_run(folder, "a2c", seed, [[seed, seed]], env_id=env_id)
             write_run(folder, "task1", seed, [[shift, shift]], env_id=env_id)
     text = write_report(tmp_path).read_text()
-    assert text.startswith("# MinAtar/Asterix-v1, MinAtar/Breakout-v1: a2c, task1")
+    assert text.startswith("# MinAtar/Asterix-v1, MinAtar/Breakout-v1: a2c, all-action")
     # 100 against 0, 1, 2 wins always; 0 against 0, 1, 2 is half a win in three
-    assert f"| task1 over a2c | {(1 + 1 / 6) / 2:.2f} |" in text
+    assert f"| all-action over a2c | {(1 + 1 / 6) / 2:.2f} |" in text
     assert "## MinAtar/Breakout-v1" in text and "### Over seeds" in text
-    assert (tmp_path / "curves-MinAtar-Breakout-v1.svg").is_file()
+    assert "![curves](curves.png)" in text and (tmp_path / "curves.svg").is_file()
 
 
 def test_the_goal_is_that_of_the_study(tmp_path):

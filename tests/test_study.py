@@ -18,9 +18,12 @@ from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in
-from sb3_qac.study.catalogue import STUDIES
-from sb3_qac.study.runs import Run, SnapshotCallback, StudyManager, config_of, has_visible_state, train_run, whole_games
-from sb3_qac.study.study import make_grid, run_study, status_table
+from sb3_qac.study.catalogue import STUDIES, field_name
+from sb3_qac.study.grid import make_grid, run_study, status_table
+from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, whole_games
+from sb3_qac.study.run import Run
+from sb3_qac.study.snapshots import SnapshotCallback
+from sb3_qac.study.train import train_run
 from sb3_qac.zoo import presets
 
 SMALL = dict(n_timesteps=2000, eval_freq=800, n_eval_episodes=3, wandb="disabled", device="cpu")
@@ -41,6 +44,15 @@ def test_the_grid_is_every_algorithm_with_every_seed(tmp_path):
         "task1": ("qa2c", {"baseline": False, "beta": 0.0}),
         "task2": ("qa2c", {"baseline": True, "beta": 0.0}),
     }
+
+
+def test_the_field_s_names_and_the_documents_names_are_the_same_runs(tmp_path):
+    names = {"all-action": "task1", "all-action-baseline": "task2", "beta-loo": "beta1"}
+    new, old = (make_grid("pong", algos, [0, 100], tmp_path) for algos in (list(names), list(names.values())))
+    # Folders and runs of Weights & Biases have the documents' names, so that old ones are resumed
+    assert new == old and [run.group for run in new[::2]] == list(names.values())
+    assert [field_name(run.name) for run in new[::2]] == [f"{name}_seed-0" for name in names]
+    assert field_name("a2c_seed-0") == "a2c_seed-0"
 
 
 def test_settings_are_those_of_the_comparison_where_there_are_some():
@@ -81,14 +93,14 @@ def test_a_long_table_shows_what_is_under_way(tmp_path):
         Path(run.folder).mkdir(parents=True)
         Path(run.folder, "status.json").write_text(json.dumps(status))
     table = status_table(runs, {})
-    assert list(table.columns[0].cells) == ["CartPole-v1 task1_seed-2"] and table.caption == "2 of 60 finished"
+    assert list(table.columns[0].cells) == ["CartPole-v1 all-action_seed-2"] and table.caption == "2 of 60 finished"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("Pogn-v4", ["task1"], [0]), "Pogn.*Short names are pong"),
-        (("pong", ["task3"], [0]), "There is no algorithm task3. There are .* task1, task2, beta1, a2c"),
+        (("pong", ["task3"], [0]), "There is no algorithm task3. There are .* all-action, all-action-baseline, beta-loo, a2c"),
         (("pong", ["task1"], [0], "missing.yml"), "no file missing.yml"),
     ],
 )
@@ -239,7 +251,7 @@ def test_the_table_tells_how_far_each_is(tmp_path):
     Path(runs[0].folder, "status.json").write_text(json.dumps(status))
     table = status_table(runs, {runs[2].folder: "broken"})
     rows = list(zip(*(column.cells for column in table.columns), strict=True))
-    assert rows[0] == ("task1_seed-0", "unfinished", "1,000 of 3,000", "10", "0:03:20", "12.35 at 800")
+    assert rows[0] == ("all-action_seed-0", "unfinished", "1,000 of 3,000", "10", "0:03:20", "12.35 at 800")
     assert [row[1] for row in rows[1:]] == ["waiting", "failed"]
 
 
@@ -261,4 +273,4 @@ def test_help_names_the_studies(capsys):
     with pytest.raises(SystemExit):
         main(["study", "--help"])
     printed = capsys.readouterr().out
-    assert "--stop-return" in printed and "minatar" in printed
+    assert "--stop-return" in printed and "minatar" in printed and "all-action-baseline" in printed

@@ -9,7 +9,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from sb3_qac.study.study import make_grid, run_study
+from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.video import record_videos, summary
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sb3_qac.commands import HelpFormatter
 from sb3_qac.common.checks import check_number
-from sb3_qac.study.catalogue import RUNGS, STUDIES, study_of
+from sb3_qac.study.catalogue import RUNGS, STUDIES, field_name, study_of
 
 
 def add_parser(commands: Any) -> None:
@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
         "study",
         help="train a grid of algorithms and seeds, to be compared",
         description="Trains each algorithm with each seed. Run it again after a kill or Ctrl-C: "
-        "it goes on with what is unfinished, exactly, and repeats nothing.",
+        "it resumes unfinished runs exactly and skips finished ones.",
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
         formatter_class=HelpFormatter,
     )
@@ -30,7 +30,8 @@ def add_parser(commands: Any) -> None:
         "--algos",
         nargs="+",
         metavar="ALGO",
-        help="task1, task2, beta1 (task 1 with beta=1), names of RL Zoo, or rungs of the ladder; default: a2c task1 task2",
+        help="all-action, all-action-baseline, beta-loo (or the course documents' names: task1, task2, beta1), "
+        "algorithms of RL Zoo, or rungs of the ladder; default: a2c all-action all-action-baseline",
     )
     study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each; default: 0 100")
     study.add_argument("--steps", type=int, help="environment steps of each; default: those of the preset")
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import read_json
-    from sb3_qac.study.study import check_ray_address, run_study
+    from sb3_qac.study.grid import check_ray_address, run_study
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         failed = run_study(runs, args.jobs, args.ray)
     except KeyboardInterrupt:
-        sys.exit("study: interrupted; the same command goes on.")
+        sys.exit("study: interrupted; the same command resumes it.")
     except ImportError as error:
         sys.exit(f"study: {error}. Install what --ray needs with: pip install 'sb3_qac[ray]'")
     except (ValueError, ConnectionError) as error:
@@ -110,7 +111,7 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     :param folder: Folder of the study
     :return: its runs
     """
-    from sb3_qac.study.study import make_grid
+    from sb3_qac.study.grid import make_grid
 
     given = {name: value for name, value in vars(args).items() if value is not None}
     asked = argparse.Namespace(**{**vars(study_of(args.env)), **given})
@@ -139,7 +140,7 @@ def check_ladder(algos: Sequence[str] | None) -> None:
 
     :param algos: Algorithms that are asked for; None for all
     """
-    if algos is not None and not set(algos) & set(RUNGS):
+    if algos is not None and not {field_name(algo) for algo in algos} & set(RUNGS):
         sys.exit(f"study: the ladder has no rung {', '.join(algos)}. There are {', '.join(RUNGS)}.")
     missing = [name for name in ("markdown", "matplotlib", "rliable") if find_spec(name) is None]
     if missing:

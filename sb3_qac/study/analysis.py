@@ -1,29 +1,24 @@
 """
-The paragraphs of a report. Every number in them is computed, and a difference is called one only where its interval over
-seeds says so.
+The text of a report. Every number in it is computed. A difference is significant if its 95 % interval over seeds excludes 0.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from rliable import metrics
 
-from sb3_qac.study.records import (
-    A2C_WEIGHT,
-    ALL_ACTION,
+from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION, Groups, Record
+from sb3_qac.study.statistics import (
     N_BOOTSTRAP,
     N_BOOTSTRAP_OF_RANKS,
     Difference,
-    Groups,
-    Record,
     bootstrap,
     common_evaluations,
     difference,
 )
 
-# Of A2C and its like, as published: where, and the mean score. The protocols are not ours.
+# Published mean scores of A2C and related algorithms, by source. Their protocols differ from ours.
 PUBLISHED = {
     "PongNoFrameskip-v4": {
         "A2C, RL Zoo's benchmark.md: 10 million steps, one run, best model": "17.29 +/- 3.21",
@@ -39,7 +34,14 @@ PUBLISHED = {
         "Mean Actor-Critic itself (Allen et al. 2017)": "1173.1",
     },
 }
-A2C, TASK_1, TASK_2, BETA_1 = "a2c", "task1", "task2", "beta1"
+# The comparisons that a report makes, with the sentence that introduces each
+COMPARISONS = {
+    ("all-action", "a2c"): "",
+    ("all-action-baseline", "all-action"): " Both have the same expected gradient. Their curves differ through rounding only, "
+    "which training amplifies.",
+    ("beta-loo", "all-action"): " beta-loo corrects the critic's error on the action taken.",
+    ("beta-loo", "a2c"): "",
+}
 
 
 def statistics(groups: Groups) -> Iterator[str]:
@@ -52,11 +54,11 @@ def statistics(groups: Groups) -> Iterator[str]:
     compared = common_evaluations(groups)
     steps = _last_step(compared)
     if steps is None:
-        yield "No evaluation yet that all runs have."
+        yield "The runs have no evaluation in common yet."
         return
     scores = {group: np.array([[record.means[-1]] for record in records]) for group, records in compared.items()}
     n_seeds = min(len(records) for records in compared.values())
-    yield f"At {steps:,} steps, {_which(groups)}. The replicate is the seed: {_list(_counts(compared))}."
+    yield f"At {steps:,} steps, {_which(groups)}. Number of seeds: {_list(_counts(compared))}."
     yield ""
     if n_seeds < 2:
         yield "One seed gives no interval."
@@ -74,10 +76,10 @@ def statistics(groups: Groups) -> Iterator[str]:
         yield ""
         yield from improvements(scores)
         yield ""
-        yield "Every interval here stands for itself: none is corrected for their number."
+        yield "The intervals are not corrected for multiple comparisons."
     if n_seeds < 5:
         yield ""
-        yield f"An interval over {n_seeds} seeds says little: the bootstrap can only draw these {n_seeds} again."
+        yield f"An interval over {n_seeds} seeds says little: the bootstrap resamples only these {n_seeds} values."
 
 
 def improvements(scores: dict[str, np.ndarray]) -> Iterator[str]:
@@ -123,19 +125,12 @@ def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:
     """
     :param groups: Records of one environment
     :param goal: Mean return of an evaluation that counts as solved; None for none
-    :return: lines of Markdown: what the study says of task 1 beside A2C, of the baseline, and of beta
+    :return: lines of Markdown: comparisons, the effect of the baseline, and reasons from the diagnoses
     """
-    comparisons = {
-        (TASK_1, A2C): "**Task 1 against A2C.**",
-        (TASK_2, TASK_1): "**Task 2 against task 1.** The two have the same expected gradient: where their curves part, it is "
-        "rounding, which chaos makes large, and luck.",
-        (BETA_1, TASK_1): "**What beta=1 changes.** It adds to task 1 what the critic got wrong on the action taken.",
-        (BETA_1, A2C): "**beta=1 against A2C.**",
-    }
-    for (name, other), beginning in comparisons.items():
+    for (name, other), introduction in COMPARISONS.items():
         if {name, other} <= set(groups):
-            yield beginning
-            yield from _beside(groups[name], groups[other], goal)
+            yield f"**{name} against {other}.**{introduction}"
+            yield from _compare(groups[name], groups[other], goal)
             yield ""
     diagnosed = [record for records in groups.values() for record in records if record.diagnosis]
     if diagnosed:
@@ -144,7 +139,7 @@ def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:
         yield from _reasons(groups, diagnosed)
 
 
-def _beside(ours: Sequence[Record], theirs: Sequence[Record], goal: float | None) -> Iterator[str]:
+def _compare(ours: Sequence[Record], theirs: Sequence[Record], goal: float | None) -> Iterator[str]:
     pair = {ours[0].settings["group"]: list(ours), theirs[0].settings["group"]: list(theirs)}
     name, other = pair
     if goal is not None:
@@ -152,18 +147,18 @@ def _beside(ours: Sequence[Record], theirs: Sequence[Record], goal: float | None
     compared = common_evaluations(pair)
     steps = _last_step(compared)
     if steps is None or len(compared) < 2:
-        yield "There is no evaluation yet that runs of both have."
+        yield "Their runs have no evaluation in common yet."
         return
     ends = [[record.means[-1] for record in compared[group]] for group in pair]
     ways = [[record.means.mean() for record in compared[group]] for group in pair]
     yield (
-        f"At {steps:,} steps, {_which(pair)}, {name} returns {np.mean(ends[0]):.2f} and {other} {np.mean(ends[1]):.2f}: "
-        f"a difference of {_verdict(difference(*ends))}."
+        f"At {steps:,} steps, {_which(pair)}, {name} returns {np.mean(ends[0]):.2f} and {other} {np.mean(ends[1]):.2f}. "
+        f"The difference is {_verdict(difference(*ends))}."
     )
-    yield f"In the mean of all evaluations up to there it is {_verdict(difference(*ways))}."
+    yield f"Averaged over all evaluations up to there it is {_verdict(difference(*ways))}."
     spreads = [np.std(values, ddof=1) for values in ends if len(values) > 1]
     if spreads:
-        yield f"Seeds of one and the same algorithm differ by {_range(spreads, '.2g')} there (standard deviation)."
+        yield f"The standard deviation over seeds of one algorithm is {_range(spreads, '.2g')} there."
 
 
 def _ways_to(pair: Groups, goal: float) -> Iterator[str]:
@@ -171,13 +166,15 @@ def _ways_to(pair: Groups, goal: float) -> Iterator[str]:
     hours_to: dict[str, Any] = {name: [record.hours_to(goal) for record in records] for name, records in pair.items()}
     for name in pair:
         steps, hours = ([value for value in values[name] if value is not None] for values in (steps_to, hours_to))
-        told = f": after {_list([f'{x:,}' for x in steps])} steps, {_list([f'{x:.1f}' for x in hours])} hours" if steps else ""
-        yield f"{len(steps)} of {len(pair[name])} runs of {name} reach {goal:g}{told}."
+        when = (
+            f", after {_list([f'{x:,}' for x in steps])} steps ({_list([f'{x:.1f}' for x in hours])} hours)" if steps else ""
+        )
+        yield f"{len(steps)} of {len(pair[name])} runs of {name} reach {goal:g}{when}."
     if all(None not in steps for steps in steps_to.values()):
         name, other = pair
         yield (
-            f"On the way to {goal:g} the difference of {name} to {other} is "
-            f"{_verdict(difference(*steps_to.values()), ' steps')}; {_verdict(difference(*hours_to.values()), ' hours')}."
+            f"To reach {goal:g}, the difference of {name} to {other} is "
+            f"{_verdict(difference(*steps_to.values()), ' steps')}, and {_verdict(difference(*hours_to.values()), ' hours')}."
         )
 
 
@@ -187,9 +184,9 @@ def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:
     ratios = [x["sampled"]["variance"] / x["sampled, baseline"]["variance"] for x in found]
     yield (
         "**What the baseline does.** The probabilities of a state sum to 1, so grad sum_a pi(a|s) V~(s) = V~(s) grad 1 = 0: "
-        f"a baseline cannot change the all-action gradient. Measured on {len(found)} networks of these runs, the gradients "
-        f"with and without it differ by {_range(differences, '.1e')} of their length: rounding. The sampled estimator is "
-        f"another matter: there the baseline divides the variance by {_range(ratios, '.3g')}."
+        f"a baseline cannot change the all-action gradient. On {len(found)} networks of these runs, the gradients with and "
+        f"without it differ by {_range(differences, '.1e')} of their length, which is rounding. For the sampled estimator, "
+        f"the baseline divides the variance by {_range(ratios, '.3g')}."
     )
 
 
@@ -200,42 +197,38 @@ def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
         weight, exact = ([x["estimators"][name] for x in points] for name in (A2C_WEIGHT, ALL_ACTION))
         ratios = [x["variance"] / y["variance"] for x, y in zip(weight, exact, strict=True)]
         yield (
-            f"**Why.** On {len(points)} network{'s' if len(points) > 1 else ''} of these runs, after the start, a gradient "
-            f"with A2C's weight has {_range(ratios, '.3g')} times the variance of the all-action one on the same rollouts. "
-            "What that one pays is trust in its critic."
+            f"**Why.** On {len(points)} network{'s' if len(points) > 1 else ''} of these runs after the start, the gradient "
+            f"with A2C's weight has {_range(ratios, '.3g')} times the variance of the all-action gradient on the same "
+            "rollouts. The all-action gradient relies on its critic instead."
         )
         yield (
-            "A2C's weight rests on the returns instead. The cosine between the gradients that the two expect, 1 where the "
-            f"critic is right, is {_resolved(weight, 'cosine', 0.25)}."
+            "The cosine between the two expected gradients is 1 if the critic is right. Here it is "
+            f"{_resolved(weight, 'cosine', 0.25)}."
         )
         yield (
-            "Where the critic sees a difference of 1 between actions, the returns that followed differ by "
+            "Where the critic predicts a difference of 1 between actions, the returns that followed differ by "
             f"{_resolved([x['critic'] for x in points], 'slope', 0.5)}."
         )
     entropies = {
-        group: [
-            -_end(record.curves["train/entropy_loss"])
-            for record in records
-            if record.finished and "train/entropy_loss" in record.curves
-        ]
+        group: [record.figures["entropy"] for record in records if record.finished and "entropy" in record.figures]
         for group, records in groups.items()
     }
-    told = [f"{np.mean(values):.2f} for {group}" for group, values in entropies.items() if values]
-    if told:
-        yield f"The entropy of the policy in the last tenth of the runs that have ended is {_list(told)} (nats)."
+    means = [f"{np.mean(values):.2f} for {group}" for group, values in entropies.items() if values]
+    if means:
+        yield f"The mean entropy of the policy in the last tenth of the finished runs is {_list(means)} (nats)."
 
 
 def _resolved(found: Sequence[dict[str, Any]], name: str, largest_error: float) -> str:
-    """:return: range of a figure with its errors, over those networks where the error is small enough to tell something"""
+    """:return: range of a figure with its errors, over the networks where the error is small enough"""
     known = [
         (x[name], x[f"{name}_error"])
         for x in found
         if x[name] is not None and x[f"{name}_error"] is not None and x[f"{name}_error"] <= largest_error
     ]
     if not known:
-        return f"known on none of them to {largest_error:g} (standard error)"
+        return f"not known: its standard error is above {largest_error:g} on all of them"
     low, high = (f"{value:.2f} +/- {error:.2f}" for value, error in (min(known), max(known)))
-    which = f"on the {len(known)} of {len(found)} where it is known to {largest_error:g} (standard error)"
+    which = f"on the {len(known)} of {len(found)} where its standard error is at most {largest_error:g}"
     return f"{low} {which}" if low == high else f"{low} to {high} {which}"
 
 
@@ -248,9 +241,9 @@ def _last_step(compared: Groups) -> int | None:
 def _which(groups: Groups) -> str:
     records = [record for of_group in groups.values() for record in of_group]
     without = [record.name for record in records if not len(record.timesteps)]
-    which = "the last evaluation that all have"
+    which = "the last evaluation that all runs have"
     if any(record.stopped for record in records):
-        which += ", those at which runs were stopped left out"
+        which += ", without the evaluations that stopped a run"
     return f"{which} ({_list(without)} {'has' if len(without) == 1 else 'have'} none yet)" if without else which
 
 
@@ -258,16 +251,12 @@ def _counts(groups: Groups) -> list[str]:
     return [f"{len(records)} of {group}" for group, records in groups.items()]
 
 
-def _end(curve: pd.Series) -> float:
-    return float(curve.iloc[-max(len(curve) // 10, 1) :].mean())
-
-
 def _verdict(found: Difference, unit: str = "") -> str:
     mean, low, high = (f"{x:+,.0f}" if abs(x) >= 100 else f"{x:+.3g}" for x in (found.mean, found.low, found.high))
     if np.isnan(found.low):
-        return f"{mean}{unit} (no interval: a single seed, or all alike)"
-    verdict = "not due to chance alone" if found.significant else "which chance alone explains as well"
-    return f"{mean}{unit} (95 % interval {low} to {high}, Welch, over seeds), {verdict}"
+        return f"{mean}{unit} (no interval: one seed, or no variance)"
+    verdict = "significant" if found.significant else "not significant"
+    return f"{mean}{unit} (95 % interval {low} to {high} over seeds, Welch; {verdict})"
 
 
 def _range(values: Sequence[float], form: str) -> str:

@@ -1,9 +1,14 @@
-"""What a study can run by name: the rungs of the ladder, the tasks among them, and whole studies."""
+"""The names that a study knows: the rungs of the ladder, and whole studies."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from sb3_qac.common.minatar import MINATAR_GAMES
+
+# The course documents' names of three algorithms. They stay in the names of folders and of runs in Weights & Biases, so that
+# runs are found again; whatever is shown has the field's names. Both are understood.
+DOCUMENT_NAMES = {"all-action": "task1", "all-action-baseline": "task2", "beta-loo": "beta1"}
+FIELD_NAMES = {name: field_name for field_name, name in DOCUMENT_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -43,19 +48,21 @@ RUNGS: dict[str, Rung] = {
     "q-shared-advantage": Rung("ln pi(a_t) (Q(a_t) - V~)", "its advantage", "qa2c", {**SAMPLED, **SHARED, "baseline": True}),
     "q-separate": Rung("ln pi(a_t) Q(a_t)", "separate bodies", "qa2c", SAMPLED),
     "q-separate-advantage": Rung("ln pi(a_t) (Q(a_t) - V~)", "its advantage", "qa2c", {**SAMPLED, "baseline": True}),
-    "task1": Rung("sum_a pi(a) Q(a)", "all actions instead of the sampled one", "qa2c", {"baseline": False, "beta": 0.0}),
-    "task2": Rung("sum_a pi(a) (Q(a) - V~)", "the advantage: the same gradient", "qa2c", {"baseline": True, "beta": 0.0}),
-    "beta1": Rung(
+    "all-action": Rung("sum_a pi(a) Q(a)", "all actions instead of the sampled one", "qa2c", {"baseline": False, "beta": 0.0}),
+    "all-action-baseline": Rung(
+        "sum_a pi(a) (Q(a) - V~)", "the advantage: the same gradient", "qa2c", {"baseline": True, "beta": 0.0}
+    ),
+    "beta-loo": Rung(
         "sum_a pi(a) Q(a) + ln pi(a_t) (R_t - Q(a_t))",
         "the critic's error corrected",
         "qa2c",
         {"baseline": False, "beta": 1.0},
     ),
-    "a2c": Rung("ln pi(a_t) (R_t - V)", "SB3's A2C, with RL Zoo's settings", "a2c"),
-    "ppo": Rung("min(rho A, clip(rho) A), rho = pi(a_t) / pi_old(a_t)", "SB3's PPO, with RL Zoo's settings", "ppo"),
-    "dqn": Rung("(none: the greedy action of Q)", "SB3's DQN, with RL Zoo's settings", "dqn"),
+    "a2c": Rung("ln pi(a_t) (R_t - V)", "A2C with RL Zoo's settings", "a2c"),
+    "ppo": Rung("min(rho A, clip(rho) A), rho = pi(a_t) / pi_old(a_t)", "PPO with RL Zoo's settings", "ppo"),
+    "dqn": Rung("(none: the greedy action of Q)", "DQN with RL Zoo's settings", "dqn"),
 }
-# Tasks, and what else has a name that is not RL Zoo's: the algorithm there, and what replaces the preset's entries
+# Rungs whose names are not RL Zoo's: the algorithm there, and the entries that replace those of the preset
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (rung.algo, rung.hyperparams) for name, rung in RUNGS.items() if name != rung.algo
 }
@@ -66,10 +73,10 @@ TASKS["qppo-sampled"] = ("qppo", {"policy_gradient": "sampled"})
 @dataclass(frozen=True)
 class Study:
     """
-    What a study is where nothing else is said.
+    Defaults of a study.
 
     :param env_ids: Environments
-    :param algos: Names of tasks, of rungs, or of RL Zoo's algorithms
+    :param algos: Rungs, or algorithms of RL Zoo
     :param seeds: Seeds of each
     :param steps: Environment steps of each; 0 for as many as the preset has
     :param eval_freq: Environment steps between two evaluations
@@ -78,7 +85,7 @@ class Study:
     """
 
     env_ids: tuple[str, ...]
-    algos: tuple[str, ...] = ("a2c", "task1", "task2")
+    algos: tuple[str, ...] = ("a2c", "all-action", "all-action-baseline")
     seeds: tuple[int, ...] = (0, 100)
     steps: int = 0
     eval_freq: int = 300_000
@@ -89,11 +96,11 @@ class Study:
 TEN_SEEDS = tuple(range(10))
 STUDIES = {
     "pong": Study(("PongNoFrameskip-v4",)),
-    "spaceinvaders": Study(("SpaceInvadersNoFrameskip-v4",), ("a2c", "task1")),
+    "spaceinvaders": Study(("SpaceInvadersNoFrameskip-v4",), ("a2c", "all-action")),
     "cartpole": Study(("CartPole-v1",), eval_freq=50_000),
     "classic": Study(("CartPole-v1", "Acrobot-v1"), seeds=TEN_SEEDS, eval_freq=50_000, wandb="disabled"),
     "tabular": Study(
-        ("FrozenLake-v1", "Blackjack-v1"), ("a2c", "task1", "beta1"), TEN_SEEDS, eval_freq=50_000, wandb="disabled"
+        ("FrozenLake-v1", "Blackjack-v1"), ("a2c", "all-action", "beta-loo"), TEN_SEEDS, eval_freq=50_000, wandb="disabled"
     ),
     "minatar": Study(
         tuple(MINATAR_GAMES),
@@ -113,3 +120,12 @@ def study_of(name: str) -> Study:
     :return: the study
     """
     return STUDIES.get(name, Study((name,)))
+
+
+def field_name(name: str) -> str:
+    """
+    :param name: Name of an algorithm, or of a run such as "task1_seed-0"
+    :return: the same with the field's name of the algorithm
+    """
+    group, seed, number = name.partition("_seed-")
+    return f"{FIELD_NAMES.get(group, group)}{seed}{number}"

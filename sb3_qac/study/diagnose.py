@@ -1,13 +1,9 @@
 """
-What estimates of the policy gradient are worth, measured on one model and the same rollouts: how much they scatter, where
-they point, what they cost. And what the critic knows that all of them but one rest on.
+Estimators of the policy gradient, measured on one model and the same rollouts: their variance, direction and cost. And how
+well the critic predicts the differences between actions.
 """
 
-import contextlib
-import dataclasses
-import io
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,18 +13,21 @@ import numpy as np
 import torch as th
 from rich.console import Console
 from rich.progress import Progress
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import explained_variance, set_random_seed
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
-from sb3_qac.common.files import read_json, write_atomically
+from sb3_qac.common.files import write_atomically
 from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, state_values
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.qa2c import QA2C
-from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION, DIAGNOSIS_FILE
-from sb3_qac.study.runs import Run, StudyManager
+from sb3_qac.study.callbacks import NoCallback
+from sb3_qac.study.loading import DIAGNOSIS_FILE
+from sb3_qac.study.manager import environments_of
+from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION
+from sb3_qac.study.run import read_run
+from sb3_qac.study.snapshots import normalize_as, points_of
 from sb3_qac.zoo import register
 
 # Of rollouts, for standard errors
@@ -171,7 +170,7 @@ def gradient_of(model: QA2C, loss: th.Tensor) -> th.Tensor:
 
 def judge_critic(q_values: np.ndarray, probs: np.ndarray, actions: np.ndarray, returns: np.ndarray) -> dict[str, float]:
     """
-    Compare a critic with what came of the actions that were taken.
+    Compare a critic with the returns of the actions that were taken.
 
     Its advantages have a slope, ``E[f (G - V~)] / E[f A]`` with ``f = A(s, a)``: 1 where the critic is right about what an
     action is worth beside the others, 0 where its advantages say nothing. For improbable actions, those with less than half
@@ -297,13 +296,6 @@ def _without_nan(figures: dict[str, float]) -> dict[str, float | None]:
     return {name: figure if np.isfinite(figure) else None for name, figure in figures.items()}
 
 
-class NoCallback(BaseCallback):
-    """Does nothing: ``learn`` would make a progress bar and count the steps of the model on."""
-
-    def _on_step(self) -> bool:
-        return True
-
-
 def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threads: int = 1) -> list[dict[str, Any]]:
     """
     Diagnose a run of a study at several points of its training, from its snapshots. The result is written into its folder.
@@ -317,7 +309,7 @@ def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threa
     """
     check_number("n_points", n_points, minimum=1)
     check_number("n_threads", n_threads, minimum=1)
-    run = settings_of(folder)
+    run = read_run(folder)
     if run.algo != "qa2c":
         raise ValueError(f"{folder} is a run of {run.algo}, which has no critic Q(s, a). Only qa2c can be diagnosed.")
     snapshots = points_of(sorted((folder / "snapshots").glob("*.zip")), n_points)
@@ -344,74 +336,6 @@ def diagnose_snapshot(path: Path, env: VecEnv, seed: int, n_rollouts: int) -> di
     env.seed(seed)
     normalize_as(path, env)
     return diagnose_model(QA2C.load(path, env=env), n_rollouts)
-
-
-def normalize_as(snapshot: Path, env: VecEnv) -> None:
-    """
-    Have environments normalise as those of a training did when a snapshot was taken, and no longer learn how to.
-
-    :param snapshot: Snapshot of a run
-    :param env: Environments of the run; if they do not normalise, nothing is done
-    :raises ValueError: if the snapshot does not tell
-    """
-    normalization = unwrap_vec_normalize(env)
-    if normalization is None:
-        return
-    statistics = snapshot.with_suffix(".pkl")
-    if not statistics.is_file():
-        raise ValueError(f"The environments of this run are normalised, and there is no {statistics} that says by how much.")
-    saved = VecNormalize.load(str(statistics), normalization.venv)
-    # There are none of observations that are not normalised
-    for name in {"obs_rms", "ret_rms"} & vars(saved).keys():
-        setattr(normalization, name, getattr(saved, name))
-    normalization.training = False
-
-
-@contextlib.contextmanager
-def environments_of(run: Run) -> Iterator[VecEnv]:
-    """
-    :param run: Run of a study
-    :return: within it, its training environments, made anew
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        manager = StudyManager(dataclasses.replace(run, folder=scratch, n_eval_episodes=1))
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                model, _ = manager.setup_experiment()  # type: ignore[misc]
-            assert model.env is not None
-            yield model.env
-        finally:
-            for env in manager.envs:
-                env.close()
-
-
-def settings_of(folder: Path) -> Run:
-    """
-    :param folder: Folder of a run
-    :return: its settings
-    :raises ValueError: if there is none, or the file with its hyperparameters is gone
-    """
-    settings = read_json(folder / "run.json")
-    if not settings:
-        raise ValueError(f"There is no run of a study in {folder}.")
-    known = {field.name: settings[field.name] for field in dataclasses.fields(Run) if field.name in settings}
-    if known.get("config") and not Path(known["config"]).is_file():
-        raise ValueError(f"The hyperparameters of {folder} were those of {known['config']}, which is not there any more.")
-    return Run(**{**known, "folder": str(folder)})
-
-
-def points_of(snapshots: Sequence[Path], n_points: int) -> list[Path]:
-    """
-    :param snapshots: Snapshots in their order
-    :param n_points: How many to choose
-    :return: so many of them, from the first to the last, or all if there are fewer
-    """
-    chosen = (
-        np.linspace(0, len(snapshots) - 1, n_points).round().astype(int)
-        if len(snapshots) > n_points
-        else range(len(snapshots))
-    )
-    return [snapshots[i] for i in chosen]
 
 
 def tables(results: Sequence[dict[str, Any]]) -> Iterator[str]:

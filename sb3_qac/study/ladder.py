@@ -1,7 +1,6 @@
-"""
-The page of the ladder: the rungs from REINFORCE to QA2C, A2C, PPO and DQN on CartPole-v1, each a change of one thing.
-"""
+"""The page of the ladder: the rungs from REINFORCE to QA2C, A2C, PPO and DQN on CartPole-v1."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,30 +12,38 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 
+from sb3_qac.common.files import write_atomically
+from sb3_qac.study.callbacks import NoCallback
 from sb3_qac.study.catalogue import RUNGS
-from sb3_qac.study.diagnose import GradientMoments, NoCallback, environments_of, normalize_as, points_of, settings_of
-from sb3_qac.study.records import Record, load_study, pooled, standard_error
+from sb3_qac.study.diagnose import GradientMoments
+from sb3_qac.study.loading import NOISE_FILE, load_study
+from sb3_qac.study.manager import environments_of
+from sb3_qac.study.records import Record
 from sb3_qac.study.report import save_figure, write_markdown
+from sb3_qac.study.run import read_run
+from sb3_qac.study.snapshots import normalize_as, points_of
+from sb3_qac.study.statistics import pooled, standard_error
 from sb3_qac.zoo import register
 
 # gymnasium's threshold for CartPole-v1
 SOLVED = 475.0
 N_STEPS_OF_VARIANCE = 20_000
 PAGE = "ladder"
-OF_DQN = " DQN's sampled actions are greedy but for those that its exploration, at that moment, chooses at random."
+OF_DQN = " DQN's sampled actions are greedy, except for the random ones of its exploration at that time."
 
 
 def noise_of_run(folder: Path) -> dict[str, float] | None:
     """
-    How noisy the actor's gradient is in the middle of a run: the trace of the covariance of the gradient of the policy's
-    last layer over the square of its expectation, for an update from 1,000 environment steps.
+    Measure how noisy the actor's gradient is in the middle of a run: the trace of the covariance of the gradient of the
+    policy's last layer over the square of its expectation, for an update from 1,000 environment steps. The result is
+    written into the run's folder.
 
     :param folder: Folder of a run with snapshots
     :return: ``noise_to_signal`` and ``variance``, both for 1,000 steps; None for algorithms without such a gradient, or
         without snapshots
     """
     register()
-    run = settings_of(folder)
+    run = read_run(folder)
     snapshots = points_of(sorted((folder / "snapshots").glob("*.zip")), 3)
     if not issubclass(ALGOS[run.algo], OnPolicyAlgorithm) or len(snapshots) < 3:
         return None
@@ -51,12 +58,16 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
     for gradient in gradients:
         moments.add({run.group: gradient})
     figures = moments.summary()[run.group]
-    return {name: figures[name] * steps / 1000 for name in ("noise_to_signal", "variance")}
+    noise = {name: figures[name] * steps / 1000 for name in ("noise_to_signal", "variance")}
+    # JSON knows no nan
+    known = {name: figure for name, figure in noise.items() if np.isfinite(figure)}
+    write_atomically(folder / NOISE_FILE, json.dumps(known).encode())
+    return noise
 
 
 def gradients_of_updates(model: OnPolicyAlgorithm, n_steps: int) -> tuple[list[th.Tensor], float]:
     """
-    Let an algorithm collect and make its own gradients, without the steps that it would take with them.
+    Let an algorithm collect rollouts and compute its gradients, without learning from them.
 
     :param model: Model with its environment
     :param n_steps: Environment steps to collect
@@ -80,7 +91,7 @@ def gradients_of_updates(model: OnPolicyAlgorithm, n_steps: int) -> tuple[list[t
 def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float] | None]]) -> Iterator[str]:
     """
     :param groups: Records by rung
-    :param noise: What ``noise_of_run`` gives for each
+    :param noise: Result of ``noise_of_run`` for each
     :return: lines of a Markdown table
     """
     yield (
@@ -95,7 +106,7 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         n_solved = sum(steps is not None for steps in solved)
         measured = [x for x in noise[name] if x is not None]
         variances = [x["variance"] for x in measured]
-        ratios = [x["noise_to_signal"] if x["noise_to_signal"] > 0 else None for x in measured]
+        ratios = [x["noise_to_signal"] if x.get("noise_to_signal", 0) > 0 else None for x in measured]
         last = f"{lasts.mean():.1f} +/- {standard_error(lasts):.1f}" if len(lasts) else "-"
         yield (
             f"| {name} | `{rung.formula}` | {rung.change} | {len(records)} | {last} | {n_solved} of {len(records)} "
@@ -104,7 +115,7 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
 
 
 def _median(values: Sequence[float | None], form: str) -> str:
-    # What was never reached, or is lost in noise, is larger than all that is known
+    # A figure that was never reached, or that noise hides, counts as infinite
     median = np.median([np.inf if value is None else value for value in values]) if values else np.inf
     return f"{median:{form}}" if np.isfinite(median) else "-"
 
@@ -112,7 +123,7 @@ def _median(values: Sequence[float | None], form: str) -> str:
 def draw(groups: dict[str, list[Record]], path: Path) -> None:
     """
     :param groups: Records by rung
-    :param path: Image to write, without its suffix; a PNG and an SVG come of it
+    :param path: Image to write, without its suffix: a PNG and an SVG
     """
     import matplotlib.pyplot as plt
     from matplotlib.ticker import EngFormatter
@@ -139,20 +150,27 @@ def draw(groups: dict[str, list[Record]], path: Path) -> None:
 
 def write_page(folder: Path, jobs: int = 1) -> Path:
     """
-    :param folder: Folder of a study of the rungs
-    :param jobs: How many runs to measure the gradient's noise of at once
-    :return: the Markdown file that was written there; an HTML file and the plot are beside it
+    :param folder: Folder of a study of the rungs, packed or not
+    :param jobs: Number of runs whose gradient noise is measured at the same time
+    :return: the Markdown file in that folder; an HTML file and the plot are in it too
     :raises ValueError: if there is no run of a rung in the folder
     """
     found = load_study(folder).get("CartPole-v1", {})
     groups = {name: found[name] for name in RUNGS if name in found}
     if not groups:
         raise ValueError(f"There is no rung of the ladder in {folder}. `python -m sb3_qac study ladder` makes them.")
-    folders = {name: [record.folder for record in records] for name, records in groups.items()}
-    measured = iter(Parallel(n_jobs=jobs)(delayed(noise_of_run)(path) for paths in folders.values() for path in paths))
-    noise = {name: [next(measured) for _ in paths] for name, paths in folders.items()}
+    measured = iter(Parallel(n_jobs=jobs)(delayed(_noise_of)(record) for records in groups.values() for record in records))
+    noise = {name: [next(measured) for _ in records] for name, records in groups.items()}
     draw(groups, folder / PAGE)
     return write_markdown("\n".join(_page(groups, noise)) + "\n", folder / PAGE, width="none")
+
+
+def _noise_of(record: Record) -> dict[str, float] | None:
+    if (record.folder / "run.json").is_file():
+        return noise_of_run(record.folder)
+    # A packed run has the figures of its last page
+    known = {name: figure for name, figure in record.figures.items() if name in ("noise_to_signal", "variance")}
+    return known if "variance" in known else None
 
 
 def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float] | None]]) -> Iterator[str]:
@@ -165,14 +183,15 @@ def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         yield ""
     actions = "the most probable" if settings["deterministic"] else "sampled"
     yield (
-        "pi(a), Q(a) and V are of the state s_t; G_t is the discounted return to the end of the episode, R_t the n-step "
-        "return, V~ = sum_a pi(a) Q(a). Weights are constants to the gradient. "
-        f"An evaluation is {settings['n_eval_episodes']} episodes with {actions} actions; the last one is given as the mean "
-        f"over seeds and its standard error. Solved: an evaluation of {SOLVED:g} or more. Variance: of the gradient of the "
-        "policy's last layer in the middle of the training, the trace of its covariance, for an update from 1,000 steps. It "
-        "has the scale of what weights ln pi; noise / signal, the same over the squared expectation, has none. Steps to "
-        "solve, variance and noise / signal are medians over all seeds: what was never solved, or where the expectation "
-        "cannot be told from 0, counts as infinite, and a median that is infinite is a dash."
+        "pi(a), Q(a) and V are those of the state s_t. G_t is the discounted return to the end of the episode, R_t the n-step "
+        "return, V~ = sum_a pi(a) Q(a). The weights of ln pi are constants for the gradient. "
+        f"An evaluation is {settings['n_eval_episodes']} episodes with {actions} actions; the table has the mean of the "
+        f"last one over seeds and its standard error. Solved: an evaluation of {SOLVED:g} or more. Variance: the trace of "
+        "the covariance of the gradient of the policy's last layer, in the middle of the training, for an update from 1,000 "
+        "steps. It has the scale of the weight of ln pi. Noise / signal is the variance over the squared expectation, and "
+        "has no scale. Steps to solve, variance and noise / signal are medians over all seeds. A run that never solved, or "
+        "whose expected gradient cannot be told from 0, counts as infinite; an infinite median is a dash. The q-shared "
+        "rungs have one body for actor and critic on purpose, as in the documents."
         + ("" if settings["deterministic"] or "dqn" not in groups else OF_DQN)
     )
     yield ""
@@ -181,6 +200,6 @@ def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
     yield f"![ladder]({PAGE}.png)"
     yield ""
     yield (
-        "The documents' own figures: the Q actor-critic stalls at about 120; A2C with separate networks has 168 after 75,000 "
-        "steps, with a shared one, GAE and normalised advantages 496, with 8 environments 500 after 125,000."
+        "Figures of the course documents: the Q actor-critic stalls at about 120. A2C with separate networks returns 168 "
+        "after 75,000 steps; with a shared one, GAE and normalised advantages 496; with 8 environments 500 after 125,000."
     )

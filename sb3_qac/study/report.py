@@ -1,47 +1,62 @@
-"""The report of a study, unfinished or not: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
+"""The report of a study, also of an unfinished one: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
 
+import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from sb3_qac.study.analysis import A2C, BETA_1, PUBLISHED, TASK_1, TASK_2, over_environments, paragraphs, statistics
+from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, statistics
 from sb3_qac.study.diagnose import tables as diagnosis_tables
-from sb3_qac.study.records import CURVES, Groups, Record, load_study, pooled, standard_error
+from sb3_qac.study.loading import load_study
+from sb3_qac.study.records import CURVES, Groups, Record
+from sb3_qac.study.statistics import pooled, standard_error
 
-# Tasks 1 and 2 may lie upon each other, to the last bit
+# Two curves may be the same, to the last bit
 STYLES = ("-", "--", ":", "-.")
-# Groups that always look the same, whatever else is drawn
-USUAL = (A2C, TASK_1, TASK_2, BETA_1)
+# These always look the same, whatever else is drawn
+USUAL = ("a2c", "all-action", "all-action-baseline", "beta-loo")
 STOPPED = (
-    " A thin line that ends in a dot is a run that was stopped at a return; in the mean it counts with its last evaluation "
-    "from there on. Such runs are compared by their way to that return: their last evaluation was chosen for being good."
+    " A thin line that ends in a dot is a run that stopped when it reached its return. From there on, its last evaluation "
+    "enters the mean. Such runs are compared by the steps to that return: their last evaluation was selected for its return."
 )
+N_COLORS = 96
 
 
 def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
     """
-    The plot that was asked for: mean over the episodes of all seeds with its standard error; each seed is a thin line.
+    Mean over the episodes of all seeds with its standard error; each seed is a thin line. beta-loo has a panel of its own.
 
     :param envs: Records by environment
-    :param path: Image to write, without its suffix; a PNG and an SVG come of it
+    :param path: Image to write, without its suffix: a PNG and an SVG
     """
     import matplotlib.pyplot as plt
 
-    n_columns = min(len(envs), 3)
-    n_rows = -(-len(envs) // n_columns)
-    size = (8, 5) if len(envs) == 1 else (4.5 * n_columns, 3.5 * n_rows)
+    drawn = dict(_panels(envs))
+    n_columns = min(len(drawn), 3) if len(drawn) != 4 else 2
+    n_rows = -(-len(drawn) // n_columns)
+    size = (8, 5) if len(drawn) == 1 else (4.5 * n_columns, 3.5 * n_rows)
     figure, panels = plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False)
-    for panel, (env_id, groups) in zip(panels.flat, envs.items(), strict=False):
-        _draw_panel(panel, env_id, groups)
-    for panel in panels.flat[len(envs) :]:
+    for panel, (title, groups) in zip(panels.flat, drawn.items(), strict=False):
+        _draw_panel(panel, title, groups)
+    for panel in panels.flat[len(drawn) :]:
         panel.set_axis_off()
     save_figure(figure, path)
 
 
-def _draw_panel(panel: Any, env_id: str, groups: Groups) -> None:
+def _panels(envs: dict[str, Groups]) -> Iterator[tuple[str, Groups]]:
+    for env_id, groups in envs.items():
+        others = {name: records for name, records in groups.items() if name != "beta-loo"}
+        if others:
+            yield env_id, others
+        if "beta-loo" in groups:
+            beta = {name: records for name, records in groups.items() if name in ("all-action", "beta-loo")}
+            yield f"{env_id}: beta-loo", beta
+
+
+def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
@@ -57,7 +72,7 @@ def _draw_panel(panel: Any, env_id: str, groups: Groups) -> None:
     panel.xaxis.set_major_formatter(EngFormatter())
     panel.xaxis.set_major_locator(MaxNLocator(5))
     panel.set_ylabel("return of an evaluation episode")
-    panel.set_title(env_id)
+    panel.set_title(title)
     panel.grid(alpha=0.3)
     if panel.get_legend_handles_labels()[0]:
         panel.legend()
@@ -69,34 +84,53 @@ def _styles(groups: Groups) -> Iterator[dict[str, str]]:
         yield dict(color=f"C{i}", linestyle=STYLES[i % 4])
 
 
-def draw_curves(groups: Groups, path: Path) -> None:
+def draw_curves(envs: dict[str, Groups], path: Path) -> None:
     """
-    :param groups: Records of one environment
-    :param path: Image to write, without its suffix; a PNG and an SVG come of it
+    :param envs: Records by environment
+    :param path: Image to write, without its suffix: a PNG and an SVG
     """
     import matplotlib.pyplot as plt
+
+    # One environment has two rows of panels, each of several a row of its own
+    n_rows, n_columns, size = (2, 3, (13, 7)) if len(envs) == 1 else (len(envs), 6, (15, 2.2 * len(envs)))
+    figure, panels = plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False)
+    for i, (row, (env_id, groups)) in enumerate(zip(panels.reshape(len(envs), 6), envs.items(), strict=True)):
+        for panel, (tag, title) in zip(row, CURVES.items(), strict=True):
+            _draw_curve(panel, tag, groups)
+            if i == 0:
+                panel.set_title(title, fontsize="medium")
+        if len(envs) > 1:
+            row[0].set_ylabel(env_id)
+        if row[0].get_legend_handles_labels()[0]:
+            row[0].legend(fontsize="small")
+    for panel in panels[-1]:
+        panel.set_xlabel("environment steps")
+    save_figure(figure, path)
+
+
+def _draw_curve(panel: Any, tag: str, groups: Groups) -> None:
     from matplotlib.ticker import EngFormatter
 
-    figure, panels = plt.subplots(2, 3, figsize=(13, 7), sharex=True, layout="constrained")
-    for panel, (tag, title) in zip(panels.flat, CURVES.items(), strict=True):
-        for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
-            curves = [_smooth(record.curves[tag]) for record in records if tag in record.curves]
-            for curve in curves:
-                panel.plot(curve.index, curve, **style, linewidth=0.7, alpha=0.3)
-            if curves:
-                middle = pd.concat(curves, axis=1).interpolate("index", limit_area="inside").median(axis=1)
-                panel.plot(middle.index, middle, **style, linewidth=1.5, label=group)
-        if tag == "train/explained_variance":
-            # It has no lower bound, and single updates far below 0 would hide the rest
-            panel.set_ylim(max(panel.get_ylim()[0], -1.1), 1.1)
-        panel.set_title(title)
-        panel.grid(alpha=0.3)
-    if panels.flat[0].get_legend_handles_labels()[0]:
-        panels.flat[0].legend()
-    for panel in panels[1]:
-        panel.set_xlabel("environment steps")
-        panel.xaxis.set_major_formatter(EngFormatter())
-    save_figure(figure, path)
+    for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
+        curves = [_smooth(record.curves[tag]) for record in records if tag in record.curves]
+        for curve in curves:
+            panel.plot(curve.index, curve, **style, linewidth=0.7, alpha=0.3)
+        if curves:
+            middle = median_curve(curves)
+            panel.plot(middle.index, middle, **style, linewidth=1.5, label=group)
+    if tag == "train/explained_variance":
+        # It has no lower bound, and single updates far below 0 would hide the rest
+        panel.set_ylim(max(panel.get_ylim()[0], -1.1), 1.1)
+    panel.xaxis.set_major_formatter(EngFormatter())
+    panel.grid(alpha=0.3)
+
+
+def median_curve(curves: Sequence[pd.Series]) -> pd.Series:
+    """
+    :param curves: The same row of the log of several runs, indexed by steps that may differ
+    :return: their median, at all steps; each is interpolated between its own
+    """
+    return pd.concat(curves, axis=1).sort_index().interpolate("index", limit_area="inside").median(axis=1)
 
 
 def _smooth(curve: pd.Series) -> pd.Series:
@@ -106,11 +140,16 @@ def _smooth(curve: pd.Series) -> pd.Series:
 def save_figure(figure: Any, path: Path) -> None:
     """
     :param figure: Figure of matplotlib; it is closed
-    :param path: Image to write, without its suffix; a PNG and an SVG come of it, the same bytes for the same figure
+    :param path: Image to write, without its suffix: a small PNG and an SVG, the same bytes for the same figure
     """
     import matplotlib.pyplot as plt
+    from PIL import Image
 
-    figure.savefig(f"{path}.png", dpi=120)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=85)
+    # This method keeps the colours of thin lines
+    image = Image.open(buffer).convert("RGB").quantize(N_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image.save(f"{path}.png", optimize=True)
     with plt.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(f"{path}.svg", metadata={"Date": None})
     plt.close(figure)
@@ -126,18 +165,17 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
     yield f"| run | state | steps | last evaluation | best evaluation |{to_goal} last 100 episodes of training | steps/s |"
     yield "|---" * (7 if goal is None else 9) + "|"
     for record in (record for records in groups.values() for record in records):
-        state = "finished" if record.finished else "failed" if record.failed else "unfinished"
         last = best = "-"
         if len(record.timesteps):
             top = int(record.means.argmax())
             last, best = (f"{record.means[i]:.2f} +/- {standard_error(record.returns[i]):.2f}" for i in (-1, top))
             best += f" at {record.timesteps[top]:,}"
-        cells = [record.name, state, f"{record.status.get('steps', 0):,}", last, best]
+        cells = [record.name, record.state, f"{record.status.get('steps', 0):,}", last, best]
         if goal is not None:
             reached, hours = record.steps_to(goal), record.hours_to(goal)
             cells += ["not reached", "-"] if hours is None else [f"{reached:,}", f"{hours:.2g}"]
-        training = record.curves.get("rollout/ep_rew_mean")
-        cells += ["-" if training is None else f"{training.iloc[-1]:.2f}", f"{record.steps_per_second:,.0f}"]
+        training = record.figures.get("training_return")
+        cells += ["-" if training is None else f"{training:.2f}", f"{record.steps_per_second:,.0f}"]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -159,19 +197,22 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
         "![evaluations](evaluations.png)",
         "",
         f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores. "
-        "Thick lines are means over the episodes of all seeds, shaded with their standard error; each "
-        "thin line is one seed. The standard error is that of the episodes that were played, not of other seeds."
-        + (STOPPED if any(record.stopped for record in records) else ""),
+        "Thick lines are means over the episodes of all seeds, shaded with their standard error over episodes (not over "
+        "seeds). Each thin line is one seed." + (STOPPED if any(record.stopped for record in records) else ""),
         "",
     ]
-    if any(BETA_1 in groups for groups in envs.values()):
-        lines += ["What `beta=1` changes:", "", "![beta](beta.png)", ""]
     if several:
         lines += ["## Over environments", "", *over_environments(envs), ""]
     for env_id, groups in envs.items():
         lines += [f"## {env_id}", ""] if several else []
         lines += _of_environment(env_id, groups, goal, "###" if several else "##")
     lines += [
+        "## In training",
+        "",
+        "![curves](curves.png)",
+        "",
+        "Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds.",
+        "",
         "## All runs",
         "",
         " ".join(filter(None, ("Every run in this folder is in the tables.", _wandb(folder, records)))),
@@ -186,7 +227,7 @@ def _unfinished(records: list[Record]) -> list[str]:
     if not unfinished:
         return []
     named = ", ".join(unfinished) if len(unfinished) <= 10 else f"{len(unfinished)} of {len(records)} runs"
-    return [f"**Unfinished:** {named}. What follows is what there is so far.", ""]
+    return [f"**Unfinished:** {named}. This report covers their data so far.", ""]
 
 
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
@@ -197,26 +238,21 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
     analysis = list(paragraphs(groups, goal))
     if analysis:
         lines += [f"{heading} Analysis", "", *analysis, ""]
-    lines += [f"{heading} In training", "", f"![curves]({_curves_name(env_id)}.png)", ""]
-    lines += ["Thin lines are seeds, smoothed over a fortieth of their length, thick ones the medians over seeds.", ""]
     diagnosed = [record for records in groups.values() for record in records if record.diagnosis]
     if diagnosed:
         lines += [
             f"{heading} Estimators and critic",
             "",
-            "On rollouts of the network at that point, without learning: squared norm of the expected gradient of the actor's "
-            "loss, trace of its covariance over rollouts, their ratio, cosine to the all-action gradient, mean distance from "
-            "it on the same rollout (relative), milliseconds for one gradient. Then the critic against the discounted returns "
-            "G that followed. Standard errors are over blocks of rollouts, and over environments.",
+            "Measured on rollouts of the network at that point, without learning. First table: squared norm of the expected "
+            "gradient of the actor's loss, trace of its covariance over rollouts, their ratio, cosine to the all-action "
+            "gradient, mean relative distance to it on the same rollout, milliseconds for one gradient. Second table: the "
+            "critic against the discounted returns G that followed. Standard errors are over blocks of rollouts and over "
+            "environments.",
             "",
         ]
     for record in diagnosed:
         lines += [f"{record.name}:", "", *diagnosis_tables(record.diagnosis), ""]
     return lines
-
-
-def _curves_name(env_id: str) -> str:
-    return f"curves-{env_id.replace('/', '-')}"
 
 
 def _wandb(folder: Path, records: list[Record]) -> str:
@@ -226,7 +262,7 @@ def _wandb(folder: Path, records: list[Record]) -> str:
     runs = sorted({os.path.relpath(path.parent, folder) for path in folder.glob("**/wandb/offline-run-*")})
     if runs:
         depth = "/".join("*" for _ in Path(runs[0]).parts[:-1])
-        return f"To Weights & Biases they go with `wandb sync {depth}/wandb/offline-run-*`, from the folder of the study."
+        return f"`wandb sync {depth}/wandb/offline-run-*`, run in the folder of the study, uploads them to Weights & Biases."
     return ""
 
 
@@ -237,16 +273,17 @@ def _provenance(records: list[Record]) -> str:
     precisions = {str(record.settings.get("dtype")) for record in records}
     return (
         f"Versions: {', '.join(sorted(versions))}; commit {', '.join(sorted(commits))}; {'; '.join(sorted(machines))}; "
-        f"precision of the network for images: {', '.join(sorted(precisions))}. Each run's `run.json` has its own."
+        f"precision of the network for images: {', '.join(sorted(precisions))}. "
+        "Those of each run are in its `run.json`, or in `runs.csv`."
     )
 
 
 def write_report(folder: Path, goal: float | None = None, output: Path | None = None) -> Path:
     """
-    :param folder: Folder of a study
+    :param folder: Folder of a study, packed or not
     :param goal: Mean return of an evaluation that counts as solved; if None, that at which the runs were to stop, if any
     :param output: Folder for the report; that of the study if None
-    :return: the Markdown file; an HTML file and the images are beside it
+    :return: the Markdown file; an HTML file and the images are in the same folder
     :raises ValueError: if there is no run in the folder
     """
     envs = load_study(folder)
@@ -254,24 +291,15 @@ def write_report(folder: Path, goal: float | None = None, output: Path | None = 
         goal = next(iter(next(iter(envs.values())).values()))[0].settings.get("stop_return")
     output = output or folder
     output.mkdir(parents=True, exist_ok=True)
-    # beta=1 is drawn apart from what the documents ask for, beside task 1
-    draw_evaluations(_chosen(envs, lambda group: group != BETA_1) or envs, output / "evaluations")
-    if any(BETA_1 in groups for groups in envs.values()):
-        draw_evaluations(_chosen(envs, lambda group: group in (TASK_1, BETA_1)), output / "beta")
-    for env_id, groups in envs.items():
-        draw_curves(groups, output / _curves_name(env_id))
+    draw_evaluations(envs, output / "evaluations")
+    draw_curves(envs, output / "curves")
     return write_markdown(markdown(folder, envs, goal), output / "report")
-
-
-def _chosen(envs: dict[str, Groups], is_chosen: Callable[[str], bool]) -> dict[str, Groups]:
-    chosen = {env_id: {name: x for name, x in groups.items() if is_chosen(name)} for env_id, groups in envs.items()}
-    return {env_id: groups for env_id, groups in chosen.items() if groups}
 
 
 def write_markdown(text: str, path: Path, width: str = "60em") -> Path:
     """
     :param text: Page in Markdown
-    :param path: File to write, without its suffix; Markdown and HTML come of it
+    :param path: File to write, without its suffix; Markdown and HTML
     :param width: Largest width of the HTML page, in terms of CSS
     :return: the Markdown file
     """

@@ -1,10 +1,7 @@
 """Videos of trained agents: whole games, with sampled and with greedy actions."""
 
-import contextlib
-import io
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
-from sb3_qac.study.diagnose import settings_of
-from sb3_qac.study.runs import Run, StudyManager
+from sb3_qac.study.agents import player_env
+from sb3_qac.study.run import read_run
 from sb3_qac.zoo import register
 
 GIF_FRAMES = 450
@@ -40,7 +37,7 @@ def record_videos(
     check_number("games", n_games, minimum=1)
     check_number("fps", fps, minimum=1)
     register()
-    run = settings_of(folder)
+    run = read_run(folder)
     output = output or folder / "videos"
     returns: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch)) as (env, agent):
@@ -61,33 +58,6 @@ def record_videos(
                 images = [image[::stride, ::stride] for image in beginning[::2]]
                 imageio.mimwrite(output / f"{name}.gif", images, duration=2000 / fps, loop=0)
     return returns
-
-
-@contextlib.contextmanager
-def player_env(run: Run, folder: Path, scratch: Path, n_envs: int = 1) -> Iterator[tuple[VecEnv, Path]]:
-    """
-    :param run: Settings of a run
-    :param folder: Its folder
-    :param scratch: Folder for what has to be written
-    :param n_envs: How many environments
-    :return: within it, environments as in the run's evaluations, which can be looked at, and the final agent's file
-    :raises ValueError: if there is no agent
-    """
-    with contextlib.redirect_stdout(io.StringIO()):
-        manager = StudyManager(replace(run, folder=str(scratch)))
-        agent = folder / f"{manager.env_name}.zip"
-        if not agent.is_file():
-            raise ValueError(f"There is no {agent.name} in {folder}: the run is not finished.")
-        hyperparams, _ = manager.read_hyperparameters()
-        _, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_hyperparams(hyperparams)
-        # For the statistics of normalised observations, which lie beside the agent
-        manager.trained_agent = str(agent)
-        manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": "rgb_array"}
-        env = manager.create_envs(n_envs, eval_env=True, no_log=True)
-    try:
-        yield env, agent
-    finally:
-        env.close()
 
 
 def play(model: BaseAlgorithm, env: VecEnv, n_games: int, deterministic: bool, returns: list[float]) -> Iterator[np.ndarray]:

@@ -1,0 +1,47 @@
+"""``python -m sb3_qac evaluate``: the final agents of runs, played again."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sb3_qac.commands import HelpFormatter
+
+
+def add_parser(commands: Any) -> None:
+    """:param commands: Where to add the command"""
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="play new episodes with the final agents of runs, with sampled and with greedy actions",
+        description="Plays whole episodes that were not in training, and prints for each agent the mean raw return, its "
+        "standard deviation over episodes and their number.",
+        epilog="Example: python -m sb3_qac evaluate studies/cartpole/*_seed-0 --episodes 100",
+        formatter_class=HelpFormatter,
+    )
+    evaluate.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a finished run of a study")
+    evaluate.add_argument("--episodes", type=int, default=1000, help="whole episodes of each kind of action")
+    evaluate.add_argument("--threads", type=int, default=1, help="PyTorch threads")
+    evaluate.add_argument("--json", action="store_true", help="print a line of JSON for each agent")
+    evaluate.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    :param args: Command line
+    :return: Exit code
+    """
+    import torch as th
+
+    from sb3_qac.common.checks import check_number
+    from sb3_qac.study.agents import evaluate_agent, evaluation_line
+
+    try:
+        check_number("threads", args.threads, minimum=1)
+        th.set_num_threads(args.threads)
+        for folder in args.folders:
+            result = evaluate_agent(folder, args.episodes)
+            print(json.dumps(result) if args.json else evaluation_line(result), flush=True)
+    except ValueError as error:
+        sys.exit(f"evaluate: {error}")
+    return 0

@@ -1,0 +1,41 @@
+"""``python -m sb3_qac pack``: a study as a few small files."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """:param commands: Where to add the command"""
+    pack = commands.add_parser(
+        "pack",
+        help="write the data of a study as a few small files, for a repository",
+        description="Writes runs.csv (a row for each run), evaluations.csv.gz (a row for each episode), curves.csv.gz "
+        "(thinned), and diagnosis.json (if there are diagnoses). `report` reads them as it reads the folders of the runs. "
+        "Studies in folders of the study are packed as its parts: `report results/pong/PART --output FOLDER` reads one.",
+        epilog="Example: python -m sb3_qac pack studies/pong --output results/pong",
+    )
+    pack.add_argument("folder", type=Path, metavar="STUDY", help="folder of the study")
+    pack.add_argument("--output", type=Path, help="folder for the files; default: results/NAME_OF_THE_STUDY")
+    pack.add_argument(
+        "--lost", nargs="+", default=[], metavar="RUN", help="runs that were lost with their machine, such as a2c_seed-0"
+    )
+    pack.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    :param args: Command line
+    :return: Exit code
+    """
+    from sb3_qac.study.loading import load_everything
+    from sb3_qac.study.pack import write_pack
+
+    try:
+        parts = load_everything(args.folder)
+        for path in write_pack(parts, args.output or Path("results", args.folder.resolve().name), args.lost):
+            print(path)
+    except ValueError as error:
+        sys.exit(f"pack: {error}")
+    return 0

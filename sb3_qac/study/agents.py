@@ -1,0 +1,137 @@
+"""The final agent of a run: play it again, or keep it as a small file."""
+
+import contextlib
+import io
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from rl_zoo3.utils import ALGOS
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_qac.common.checks import check_number
+from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.study.manager import StudyManager
+from sb3_qac.study.run import Run, read_run
+from sb3_qac.study.snapshots import save_for_playing
+from sb3_qac.study.statistics import standard_error
+from sb3_qac.zoo import register
+
+# Other episodes than in training, and others for each run: otherwise all seeds of a study would share their luck
+FIRST_SEED, N_ENVS = 12345, 50
+
+
+@contextlib.contextmanager
+def player_env(run: Run, folder: Path, scratch: Path, n_envs: int = 1) -> Iterator[tuple[VecEnv, Path]]:
+    """
+    :param run: Settings of a run
+    :param folder: Its folder
+    :param scratch: Folder for what has to be written
+    :param n_envs: How many environments
+    :return: within it, environments as in the run's evaluations, which can be looked at, and the final agent's file
+    :raises ValueError: if there is no agent
+    """
+    with contextlib.redirect_stdout(io.StringIO()):
+        manager = StudyManager(replace(run, folder=str(scratch)))
+        agent = folder / f"{manager.env_name}.zip"
+        if not agent.is_file():
+            raise ValueError(f"There is no {agent.name} in {folder}: the run is not finished.")
+        hyperparams, _ = manager.read_hyperparameters()
+        _, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_hyperparams(hyperparams)
+        # For the statistics of normalised observations, which lie beside the agent
+        manager.trained_agent = str(agent)
+        manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": "rgb_array"}
+        env = manager.create_envs(n_envs, eval_env=True, no_log=True)
+    try:
+        yield env, agent
+    finally:
+        env.close()
+
+
+def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
+    """
+    Play new episodes with the final agent of a run, with sampled and with greedy actions.
+
+    :param folder: Folder of a finished run of a study
+    :param n_episodes: Whole episodes of each
+    :return: ``env``, ``run``, ``episodes``, and of ``sampled`` and ``greedy`` actions the mean raw return, its standard
+        deviation over episodes (``sampled_std``) and its standard error (``sampled_error``)
+    :raises ValueError: if there is no agent in the folder
+    """
+    check_number("episodes", n_episodes, minimum=1)
+    register()
+    run = read_run(folder)
+    seed = FIRST_SEED + N_ENVS * run.seed
+    result: dict[str, Any] = {"env": run.env_id, "run": folder.name, "episodes": n_episodes}
+    n_envs = min(N_ENVS, n_episodes)
+    with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch), n_envs) as (env, agent):
+        model = ALGOS[run.algo].load(agent, device="cpu")
+        for name, deterministic in {"sampled": False, "greedy": True}.items():
+            set_random_seed(seed)
+            env.seed(seed)
+            returns, _ = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True)
+            result[name] = float(np.mean(returns))
+            result[f"{name}_std"] = float(np.std(returns, ddof=1)) if n_episodes > 1 else None
+            result[f"{name}_error"] = standard_error(np.array(returns)) if n_episodes > 1 else None
+    return result
+
+
+def evaluation_line(result: dict[str, Any]) -> str:
+    """
+    :param result: What ``evaluate_agent`` gives
+    :return: a line for people
+    """
+    parts = []
+    for name in ("sampled", "greedy"):
+        spread = "" if result[f"{name}_std"] is None else f" (std {result[f'{name}_std']:.2f})"
+        parts.append(f"{name} {result[name]:.2f}{spread}")
+    return f"{result['env']} {result['run']}: {', '.join(parts)}, n = {result['episodes']:,}"
+
+
+def export_agent(folder: Path, output: Path) -> Path:
+    """
+    Write the final agent of a run as a small file, where RL Zoo's ``enjoy`` and ``record_video`` find it: without the state of
+    its optimizer, compressed, and with the layers that a network in bfloat16 rounds before use rounded already. It plays the
+    same.
+
+    :param folder: Folder of a finished run of a study
+    :param output: RL Zoo's folder of logs
+    :return: the agent's file
+    :raises ValueError: if there is no agent in the folder
+    """
+    register()
+    run = read_run(folder)
+    name = run.env_id.replace("/", "-")
+    if not (folder / f"{name}.zip").is_file():
+        raise ValueError(f"There is no {name}.zip in {folder}: the run is not finished.")
+    model = ALGOS[run.algo].load(folder / f"{name}.zip", device="cpu")
+    model.tensorboard_log = None
+    extractor = model.policy.features_extractor
+    if isinstance(extractor, LeanNatureCNN) and extractor.dtype == th.bfloat16:
+        # The first layer is divided by 255 before it is rounded
+        for parameter in [*extractor.cnn[2:].parameters(), *extractor.linear.parameters()]:
+            parameter.data = parameter.data.to(th.bfloat16)
+    kept = output / run.algo / f"{name}_1" / f"{name}.zip"
+    shutil.copytree(
+        folder / name, kept.with_suffix(""), dirs_exist_ok=True, ignore=shutil.ignore_patterns("args.yml", "command.txt")
+    )
+    save_for_playing(model, kept)
+    compress(kept)
+    return kept
+
+
+def compress(path: Path) -> None:
+    """:param path: A zip file, which SB3 writes without compression"""
+    with zipfile.ZipFile(path) as archive:
+        contents = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)

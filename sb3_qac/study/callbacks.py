@@ -1,0 +1,110 @@
+"""Callbacks of a run of a study."""
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+
+from sb3_qac.common.files import read_json, write_atomically
+from sb3_qac.common.torch_layers import constant_weights
+
+
+class StopOnReturn(BaseCallback):
+    """
+    Stops a training whose last evaluation reached a return. For ``EvalCallback``'s ``callback_after_eval``.
+
+    :param stop_return: Mean return
+    """
+
+    parent: EvalCallback
+
+    def __init__(self, stop_return: float) -> None:
+        super().__init__()
+        self.stop_return = stop_return
+
+    def _on_step(self) -> bool:
+        return self.parent.last_mean_reward < self.stop_return
+
+
+class StatusCallback(BaseCallback):
+    """
+    Keeps the status of a training in a file.
+
+    :param path: JSON file
+    :param evaluation: Evaluation whose last result is in it
+    """
+
+    def __init__(self, path: Path, evaluation: EvalCallback) -> None:
+        super().__init__()
+        self.path, self.evaluation = path, evaluation
+
+    def _on_training_start(self) -> None:
+        # Here, since a resume restores the attributes that callbacks had
+        self.first_step = self.model.num_timesteps
+        self.before = read_json(self.path).get("seconds", 0.0) if self.first_step else 0.0
+        self.start = self.written = time.monotonic()
+        self.write(finished=False)
+
+    def _on_step(self) -> bool:
+        if time.monotonic() - self.written > 2:
+            self.write(finished=False)
+        return True
+
+    def _on_training_end(self) -> None:
+        # Where learn came to its end, not where it was interrupted
+        if sys.exc_info()[0] is None:
+            self.write(finished=read_json(self.path.parent / "checkpoints" / "run.json").get("finished", True))
+
+    def write(self, finished: bool) -> None:
+        """:param finished: Whether the training has come to its end"""
+        self.written = time.monotonic()
+        seconds = self.written - self.start
+        status = {
+            "steps": self.model.num_timesteps,
+            "total": self.model._total_timesteps,
+            "seconds": self.before + seconds,
+            "steps_per_second": (self.model.num_timesteps - self.first_step) / max(seconds, 1e-9),
+            "last_evaluation": self.last_evaluation(),
+            "finished": finished,
+        }
+        write_atomically(self.path, json.dumps(status).encode())
+
+    def last_evaluation(self) -> dict[str, Any] | None:
+        """:return: steps and mean return of the last evaluation, if there was one"""
+        if not self.evaluation.evaluations_timesteps:
+            return None
+        results = self.evaluation.evaluations_results[-1]
+        return {"steps": self.evaluation.evaluations_timesteps[-1], "mean_return": float(np.mean(results))}
+
+
+class ConstantWeightsCallback(BaseCallback):
+    """Lets the features extractor prepare its weights once a rollout, as QA2C does, for on-policy algorithms of SB3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rollout = contextlib.ExitStack()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        self._rollout.close()
+        self._rollout.enter_context(constant_weights(self.model.policy))
+
+    def _on_rollout_end(self) -> None:
+        self._rollout.close()
+
+    def _on_training_end(self) -> None:
+        self._rollout.close()
+
+
+class NoCallback(BaseCallback):
+    """Does nothing: ``learn`` would make a progress bar and count the steps of the model on."""
+
+    def _on_step(self) -> bool:
+        return True

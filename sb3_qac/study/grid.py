@@ -1,0 +1,206 @@
+"""A grid of trainings: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
+
+import importlib.util
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from joblib import Parallel, delayed
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rl_zoo3.utils import ALGOS
+
+from sb3_qac.common.allocator import keep_freed_memory
+from sb3_qac.common.checks import check_number
+from sb3_qac.common.files import read_json
+from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
+from sb3_qac.study.run import Run, check_same_run
+from sb3_qac.study.train import train_run
+from sb3_qac.zoo import register
+
+# How often a run is tried again after the loss of its machine, and for how many seconds one may write its last checkpoint
+RAY_RETRIES, RAY_GRACE = 10, 60
+# With more runs than this, the table shows only those that are under way
+MAX_ROWS = 20
+
+
+def make_grid(
+    env: str, groups: Sequence[str], seeds: Sequence[int], folder: Path, config: str | None = None, **settings: Any
+) -> list[Run]:
+    """
+    :param env: Environment, or a short name of one or several
+    :param groups: Algorithms: names of RL Zoo, or rungs of the ladder
+    :param seeds: Seeds of each
+    :param folder: Folder of the study. With several environments, each has a folder in it.
+    :param config: YAML file with hyperparameters for all; None for each algorithm's own
+    :param settings: Further settings of ``Run``
+    :return: one run for each environment, group and seed
+    :raises ValueError: if there is no such environment or algorithm
+    """
+    register()
+    env_ids = study_of(env).env_ids
+    for env_id in env_ids:
+        _check_env(env_id)
+    groups = [field_name(group) for group in groups]
+    unknown = [group for group in groups if group not in TASKS and group not in ALGOS]
+    if unknown:
+        raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *sorted(ALGOS)])}.")
+    if config is not None and not Path(config).is_file():
+        raise ValueError(f"There is no file {config} with hyperparameters.")
+    # A worker, and whoever diagnoses the run, may have another working directory
+    config = config and os.path.abspath(config)
+    for name in ("eval_freq", "n_eval_episodes", "n_threads"):
+        check_number(name, settings.get(name, 1), minimum=1)
+    check_number("n_timesteps", settings.get("n_timesteps", 0))
+    runs = []
+    for env_id, group, seed in itertools.product(env_ids, groups, seeds):
+        algo, hyperparams = TASKS.get(group, (group, {}))
+        # Under the document's name, so that it is found again
+        group = DOCUMENT_NAMES.get(group, group)
+        name = f"{group}_seed-{seed}"
+        run_folder = folder / name if len(env_ids) == 1 else folder / env_id.replace("/", "-") / name
+        runs.append(Run(name, group, algo, env_id, seed, str(run_folder), hyperparams, config, **settings))
+    return runs
+
+
+def _check_env(env_id: str) -> None:
+    if env_id.startswith("MinAtar/") and importlib.util.find_spec("minatar") is None:
+        raise ValueError(f"{env_id} needs the package minatar: pip install 'sb3_qac[minatar]'")
+    try:
+        gym.spec(env_id)
+    except gym.error.Error as error:
+        raise ValueError(f"{error} Short names are {', '.join(STUDIES)}.") from None
+
+
+def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:
+    """
+    Train all runs that are not finished, with a live table. After Ctrl-C the same call resumes them.
+
+    :param runs: Runs of the study
+    :param jobs: How many at once on this machine, each in a process of its own
+    :param ray_address: Address of a Ray cluster to run them on instead, "auto" for the one of this machine. The folders of
+        the runs must be the same on all of its machines.
+    :return: what went wrong, by the folder of the run
+    :raises ValueError: if there is a run with other settings in a folder
+    :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
+    """
+    for run in runs:
+        check_same_run(run)
+    pending = [run for run in runs if not run.finished]
+    failed: dict[str, str] = {}
+    with Live(get_renderable=lambda: status_table(runs, failed), refresh_per_second=0.5, console=Console(stderr=True)):
+        for run, error in run_on_ray(pending, ray_address) if ray_address else run_here(pending, jobs):
+            if error is not None:
+                failed[run.folder] = error
+            elif not run.finished:
+                # RL Zoo keeps Ctrl-C to itself
+                raise KeyboardInterrupt
+    return failed
+
+
+def run_here(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]:
+    """
+    :param runs: Runs to train or to resume
+    :param jobs: How many at once
+    :return: each run in its turn, and what went wrong, if something did
+    """
+    results = Parallel(n_jobs=jobs, return_as="generator", initializer=keep_freed_memory)(
+        delayed(train_run)(run) for run in runs
+    )
+    yield from zip(runs, results, strict=True)
+
+
+def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | None]]:
+    """
+    Ray decides where each runs. A run whose machine or process is lost is tried again elsewhere, from its last checkpoint.
+
+    :param runs: Runs to train or to resume
+    :param address: Address of a Ray cluster
+    :return: each run as it ends, and what went wrong, if something did
+    :raises ConnectionError: if there is no cluster
+    """
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+    tasks = {}
+    for run in runs:
+        n_gpus = 1 if run.device.startswith("cuda") else 0
+        train = ray.remote(num_cpus=run.n_threads, num_gpus=n_gpus, max_retries=RAY_RETRIES)(train_run)
+        # A worker has another working directory
+        tasks[train.remote(replace(run, folder=os.path.abspath(run.folder)))] = run
+    try:
+        while tasks:
+            (task,), _ = ray.wait(list(tasks))
+            run = tasks.pop(task)
+            try:
+                yield run, ray.get(task)
+            except ray.exceptions.RayError as error:
+                yield run, f"{type(error).__name__}: {error}".splitlines()[0]
+    finally:
+        # After Ctrl-C each writes a checkpoint
+        for task in tasks:
+            ray.cancel(task)
+        if tasks:
+            ray.wait(list(tasks), num_returns=len(tasks), timeout=RAY_GRACE)
+        ray.shutdown()
+
+
+def check_ray_address(address: str) -> None:
+    """
+    :param address: Address of a Ray cluster: "auto", "host:port", or one with "ray://"
+    :raises ValueError: if it is none, or nothing answers there (Ray itself would try for minutes)
+    """
+    host, _, port = address.rpartition(":")
+    if address == "auto" or address.startswith("ray://"):
+        return
+    if not host or not port.isdigit():
+        raise ValueError(f"`ray` must be 'auto', HOST:PORT or ray://HOST:PORT, but {address!r} was given.")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ValueError(f"There is no Ray cluster at {address}: {error}. `ray start --head` starts one.") from None
+
+
+def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
+    """
+    :param runs: Runs of a study
+    :param failed: What went wrong, by the folder of the run
+    :return: how far each is
+    """
+    statuses = {run.folder: read_json(Path(run.folder, "status.json")) for run in runs}
+    n_finished = sum(bool(status.get("finished")) for status in statuses.values())
+    several = len({run.env_id for run in runs}) > 1
+    caption = f"{n_finished} of {len(runs)} finished"
+    names = {run.folder: f"{run.env_id} {field_name(run.name)}" if several else field_name(run.name) for run in runs}
+    table = Table(caption=caption)
+    table.add_column("run", min_width=max(map(len, names.values())))
+    for heading in ("state", "steps", "steps/s", "time left", "last evaluation"):
+        table.add_column(heading)
+    for run in runs:
+        status, name = statuses[run.folder], names[run.folder]
+        if len(runs) > MAX_ROWS and run.folder not in failed and (not status or status["finished"]):
+            continue
+        if not status:
+            table.add_row(name, "failed" if run.folder in failed else "waiting")
+            continue
+        steps, total, speed = status["steps"], status["total"], status["steps_per_second"]
+        state = "failed" if run.folder in failed else "finished" if status["finished"] else "unfinished"
+        left = "" if status["finished"] or not speed else f"{timedelta(seconds=round((total - steps) / speed))}"
+        evaluation = status["last_evaluation"]
+        table.add_row(
+            name,
+            state,
+            f"{steps:,} of {total:,}",
+            f"{speed:,.0f}",
+            left,
+            "" if evaluation is None else f"{evaluation['mean_return']:.2f} at {evaluation['steps']:,}",
+        )
+    return table

@@ -1,0 +1,175 @@
+"""Records of a study, from the folders of its runs or from its packed form."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sb3_qac.common.files import read_json
+from sb3_qac.study.catalogue import field_name
+from sb3_qac.study.pack import find_pack, load_pack
+from sb3_qac.study.records import CURVES, Groups, Record
+
+# SB3's PPO calls one row of the log otherwise
+SYNONYMS = {"train/policy_gradient_loss": "train/policy_loss"}
+CURVES_FILE, DIAGNOSIS_FILE, NOISE_FILE = "curves.csv", "diagnosis.json", "noise.json"
+
+
+class ConfigLoader(yaml.SafeLoader):
+    """Reads the ``config.yml`` of RL Zoo, which is an ``OrderedDict``."""
+
+
+ConfigLoader.add_constructor(
+    "tag:yaml.org,2002:python/object/apply:collections.OrderedDict",
+    lambda loader, node: dict(loader.construct_sequence(node, deep=True)[0]),  # type: ignore[arg-type]
+)
+
+
+def load_study(folder: Path) -> dict[str, Groups]:
+    """
+    :param folder: Folder of a study, with the folders of its runs or packed. A part of a packed study has the path that its
+        folder had, such as "results/ladder/lin_7e-4".
+    :return: records of all runs that were started, by environment and group, in the order of their seeds
+    :raises ValueError: if there are none
+    """
+    records = [replace(load_run(path), path=key) for key, path in runs_of(folder).items()]
+    pack = find_pack(folder)
+    if not records and pack is not None:
+        records = load_pack(*pack)
+    if not records:
+        raise ValueError(
+            f"There is no run of a study in {folder}. `python -m sb3_qac study ... --output {folder}` makes some."
+        )
+    return by_environment(records)
+
+
+def by_environment(records: Sequence[Record]) -> dict[str, Groups]:
+    """
+    :param records: Records of a study
+    :return: the same by environment and group, in the order of their seeds
+    """
+    envs: dict[str, Groups] = {}
+    for record in sorted(records, key=lambda record: (record.settings["group"], record.settings["seed"])):
+        envs.setdefault(record.settings["env_id"], {}).setdefault(record.settings["group"], []).append(record)
+    return dict(sorted(envs.items()))
+
+
+def runs_of(folder: Path) -> dict[str, Path]:
+    """
+    :param folder: Folder of a study
+    :return: folders of its runs, by their path in it. Each is in the study's folder, or in the folder of its environment.
+    """
+    runs = {}
+    for path in sorted([*folder.glob("*/run.json"), *folder.glob("*/*/run.json")]):
+        run = path.parent
+        # Checkpoints have a file of that name as well
+        if run.name != "checkpoints" and part_of(folder, run, read_json(path).get("env_id", "")) == "":
+            runs[run.relative_to(folder).as_posix()] = run
+    return runs
+
+
+def load_everything(folder: Path) -> dict[str, list[Record]]:
+    """
+    :param folder: Folder with the folders of runs, however deep
+    :return: records of all of them, by the part of the study that they belong to: "" for the study itself, and for another
+        study in a folder of it that folder's path, such as "lin_7e-4"
+    :raises ValueError: if there are none
+    """
+    parts: dict[str, list[Record]] = {}
+    for path in sorted(folder.glob("**/run.json")):
+        if path.parent.name == "checkpoints":
+            continue
+        record = replace(load_run(path.parent), path=path.parent.relative_to(folder).as_posix())
+        parts.setdefault(part_of(folder, path.parent, record.settings["env_id"]), []).append(record)
+    if not parts:
+        raise ValueError(f"There is no run of a study in {folder}. `python -m sb3_qac study` makes some.")
+    return dict(sorted(parts.items()))
+
+
+def part_of(folder: Path, run: Path, env_id: str) -> str:
+    """
+    :param folder: Folder of a study
+    :param run: Folder of a run in it
+    :param env_id: Environment of the run
+    :return: path of the study that the run belongs to, relative to the folder; "" for the study itself
+    """
+    parent = run.parent
+    if parent != folder and parent.name == env_id.replace("/", "-"):
+        parent = parent.parent
+    return "" if parent == folder else parent.relative_to(folder).as_posix()
+
+
+def load_run(folder: Path) -> Record:
+    """
+    :param folder: Folder of a run
+    :return: its record
+    """
+    timesteps, returns, lengths = np.zeros(0, dtype=int), np.zeros((0, 1)), None
+    if (folder / "evaluations.npz").is_file():
+        evaluations = np.load(folder / "evaluations.npz")
+        timesteps, returns, lengths = evaluations["timesteps"], evaluations["results"], evaluations.get("ep_lengths")
+    settings = json.loads((folder / "run.json").read_text())
+    settings |= {name: field_name(settings[name]) for name in ("name", "group")}
+    config = folder / settings["env_id"].replace("/", "-") / "config.yml"
+    if config.is_file():
+        settings["resolved_hyperparams"] = yaml.load(config.read_text(), ConfigLoader)
+    diagnosis = folder / DIAGNOSIS_FILE
+    curves = load_curves(folder)
+    return Record(
+        path=folder.name,
+        folder=folder,
+        settings=settings,
+        status={**read_json(folder / "status.json"), "failed": (folder / "error.txt").is_file()},
+        timesteps=timesteps,
+        returns=returns,
+        lengths=lengths,
+        curves=curves,
+        diagnosis=json.loads(diagnosis.read_text()) if diagnosis.is_file() else [],
+        figures={**figures_of(curves), **read_json(folder / NOISE_FILE)},
+    )
+
+
+def figures_of(curves: dict[str, pd.Series]) -> dict[str, float]:
+    """
+    :param curves: Rows of a log
+    :return: ``training_return``, the mean of the last 100 episodes of training, and ``entropy``, the mean over the last tenth
+        of the training, in nats
+    """
+    figures: dict[str, Any] = {}
+    if "rollout/ep_rew_mean" in curves:
+        figures["training_return"] = float(curves["rollout/ep_rew_mean"].iloc[-1])
+    if "train/entropy_loss" in curves:
+        loss = curves["train/entropy_loss"]
+        figures["entropy"] = -float(loss.iloc[-max(len(loss) // 10, 1) :].mean())
+    return figures
+
+
+def load_curves(folder: Path) -> dict[str, pd.Series]:
+    """
+    Read TensorBoard's files of a run and keep the rows that a report draws as ``curves.csv``; or read that file where there is
+    no TensorBoard.
+
+    :param folder: Folder of a run
+    :return: rows of its log, indexed by steps
+    """
+    kept = folder / CURVES_FILE
+    curves = {}
+    for events in sorted({path.parent for path in folder.glob("tensorboard/**/events.out.tfevents.*")}):
+        accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
+        accumulator.Reload()
+        tags = {SYNONYMS.get(tag, tag): tag for tag in accumulator.Tags()["scalars"]}
+        for name in (name for name in CURVES if name in tags):
+            scalars = accumulator.Scalars(tags[name])
+            curves[name] = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
+    if curves:
+        pd.DataFrame(curves).rename_axis("step").to_csv(kept, float_format="%.5g")
+    if kept.is_file():
+        table = pd.read_csv(kept, index_col="step")
+        return {tag: table[tag].dropna() for tag in table if table[tag].notna().any()}
+    return {}

@@ -1,0 +1,197 @@
+"""RL Zoo's ``ExperimentManager`` for one run of a study."""
+
+import contextlib
+import dataclasses
+import io
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import yaml
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import ALGOS, get_wrapper_class
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticCnnPolicy
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_qac.common.curves import CurvesCallback
+from sb3_qac.common.env_util import to_ale_vec_env
+from sb3_qac.common.policies import PixelActorCriticCnnPolicy
+from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.resume.state import StateError, get_state
+from sb3_qac.study.callbacks import ConstantWeightsCallback, StatusCallback, StopOnReturn
+from sb3_qac.study.run import Run
+from sb3_qac.study.snapshots import SnapshotCallback
+from sb3_qac.zoo import ALGORITHMS, presets
+
+# Evaluation games are not those of training
+EVAL_SEED_OFFSET = 10_000
+
+
+class StudyManager(ExperimentManager):
+    """
+    RL Zoo's manager for one run of a study: its folder, its evaluation, exact checkpoints.
+
+    :param run: The run
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(
+            Namespace(**asdict(run)),
+            run.algo,
+            run.env_id,
+            log_folder=run.folder,
+            tensorboard_log=f"{run.folder}/tensorboard",
+            n_timesteps=run.n_timesteps,
+            eval_freq=run.eval_freq,
+            n_eval_episodes=run.n_eval_episodes,
+            n_eval_envs=run.n_eval_episodes,
+            hyperparams=dict(run.hyperparams),
+            seed=run.seed,
+            verbose=0,
+            device=run.device,
+            config=run.config or config_of(run.algo, run.env_id),
+            log_interval=-1,
+        )
+        self.run = run
+        self.save_path = run.folder
+        self.params_path = f"{run.folder}/{self.env_name}"
+        self.deterministic_eval = run.deterministic
+        self.envs: list[VecEnv] = []
+        self.eval_env_wrapper: Callable[[gym.Env], gym.Env] | None = None
+        self.is_resumable = self.needs_replay = False
+
+    def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
+        self.is_resumable = is_resumable(ALGOS[self.run.algo], hyperparams)
+        self.needs_replay = self.is_resumable and not self._is_atari and not has_visible_state(self.run.env_id)
+        self.eval_env_wrapper = get_wrapper_class({"env_wrapper": whole_games(hyperparams.get("env_wrapper"))})
+        result = super()._preprocess_hyperparams(hyperparams)
+        hyperparams, env_wrapper, callbacks, vec_env_wrapper = result
+        if self._is_atari and self.run.native:
+            vec_env_wrapper = to_ale_vec_env
+        if self._is_atari and self.run.dtype is not None:
+            use_lean_cnn(ALGOS[self.run.algo], hyperparams, self.run.dtype)
+        return hyperparams, env_wrapper, callbacks, vec_env_wrapper
+
+    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        env_wrapper, seed = self.env_wrapper, self.seed
+        if eval_env:
+            self.env_wrapper, self.seed = self.eval_env_wrapper, seed + EVAL_SEED_OFFSET
+        if self.needs_replay:
+            inner = self.env_wrapper
+            self.env_wrapper = lambda env: EpisodeReplay(env if inner is None else inner(env))
+        try:
+            self.envs.append(super().create_envs(n_envs, eval_env, no_log))
+            return self.envs[-1]
+        finally:
+            self.env_wrapper, self.seed = env_wrapper, seed
+
+    def create_callbacks(self) -> None:
+        super().create_callbacks()
+        (evaluation,) = [callback for callback in self.callbacks if isinstance(callback, EvalCallback)]
+        evaluation.verbose = 0
+        if self.run.stop_return is not None:
+            evaluation.callback = StopOnReturn(self.run.stop_return)
+            evaluation.callback.parent = evaluation
+        if self.is_resumable:
+            self.callbacks.insert(0, ExactCheckpointCallback(Path(self.run.folder, "checkpoints"), verbose=0))
+            self.callbacks.append(CurvesCallback())
+            self.callbacks.append(SnapshotCallback(Path(self.run.folder, "snapshots")))
+        if issubclass(ALGOS[self.run.algo], OnPolicyAlgorithm):
+            self.callbacks.append(ConstantWeightsCallback())
+        self.callbacks.append(StatusCallback(Path(self.run.folder, "status.json"), evaluation))
+
+
+def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dtype: str) -> None:
+    """
+    :param algorithm: Algorithm
+    :param hyperparams: Its arguments for Atari games, changed in place: the network is the same, computed faster
+    :param dtype: Precision of ``LeanNatureCNN``
+    """
+    policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
+    extractor_kwargs = {**policy_kwargs.get("features_extractor_kwargs", {}), "dtype": dtype}
+    policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
+    hyperparams["policy_kwargs"] = policy_kwargs
+    if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:
+        # The same policy, without the floats that SB3 makes of images
+        hyperparams["policy"] = PixelActorCriticCnnPolicy
+
+
+def is_resumable(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) -> bool:
+    """
+    :param algorithm: Algorithm
+    :param hyperparams: Its entries in RL Zoo
+    :return: Whether ``ExactCheckpointCallback`` will support its models
+    """
+    without_lstm = issubclass(algorithm, OnPolicyAlgorithm) and algorithm.__name__ != "RecurrentPPO"
+    return without_lstm and not hyperparams.get("use_sde", False)
+
+
+def has_visible_state(env_id: str) -> bool:
+    """
+    :param env_id: Environment
+    :return: Whether its state can be taken as it is
+    """
+    env = gym.make(env_id)
+    try:
+        env.reset(seed=0)
+        get_state(env)
+    except StateError:
+        return False
+    finally:
+        env.close()
+    return True
+
+
+def whole_games(env_wrapper: Any) -> Any:
+    """
+    :param env_wrapper: Wrappers as in RL Zoo's presets
+    :return: The same with Atari's life loss switched off: SB3's wrapper for it carries a game over into the next evaluation
+    """
+    if isinstance(env_wrapper, list):
+        return [whole_games(wrapper) for wrapper in env_wrapper]
+    name, kwargs = next(iter(env_wrapper.items())) if isinstance(env_wrapper, dict) else (env_wrapper, {})
+    if name != "stable_baselines3.common.atari_wrappers.AtariWrapper":
+        return env_wrapper
+    return {name: {**kwargs, "terminal_on_life_loss": False}}
+
+
+def config_of(algo: str, env_id: str) -> str | None:
+    """
+    :param algo: Algorithm, by its name in RL Zoo
+    :param env_id: Environment
+    :return: YAML file of this package for it, where it has one for such environments; None for RL Zoo's own
+    """
+    if algo in ALGORITHMS:
+        return str(presets(algo))
+    if algo == "a2c":
+        known = yaml.safe_load(presets("a2c").read_text())
+        if env_id in known or ExperimentManager.is_atari(env_id):
+            return str(presets("a2c"))
+    return None
+
+
+@contextlib.contextmanager
+def environments_of(run: Run) -> Iterator[VecEnv]:
+    """
+    :param run: Run of a study
+    :return: within it, its training environments, made anew
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        manager = StudyManager(dataclasses.replace(run, folder=scratch, n_eval_episodes=1))
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                model, _ = manager.setup_experiment()  # type: ignore[misc]
+            assert model.env is not None
+            yield model.env
+        finally:
+            for env in manager.envs:
+                env.close()

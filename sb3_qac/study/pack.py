@@ -1,0 +1,227 @@
+"""
+A study as a few small files instead of a folder for each run, so that a repository can keep it: a row for each run in
+``runs.csv``, a row for each evaluation episode in ``evaluations.csv.gz``, thinned curves in ``curves.csv.gz``, and
+``diagnosis.json``. The same study gives the same bytes.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sb3_qac.study.records import FIGURES, Record
+from sb3_qac.study.statistics import standard_error
+
+RUNS_FILE, EVALUATIONS_FILE, CURVES_FILE, DIAGNOSIS_FILE = (
+    "runs.csv",
+    "evaluations.csv.gz",
+    "curves.csv.gz",
+    "diagnosis.json",
+)
+# Entries of `run.json` that have a column of their own
+COLUMNS = {"env_id": "environment", "group": "group", "algo": "algo", "seed": "seed", "commit": "commit"}
+JSON_COLUMNS = ("versions", "machine", "settings")
+# Of a run in `curves.csv.gz`
+N_POINTS = 100
+# The name of the file is in the header of gzip, the time would be
+GZIP: Any = {"method": "gzip", "compresslevel": 9, "mtime": 0}
+# Options of `study`, by the setting of a run, with the value that needs none
+OPTIONS = {
+    "n_timesteps": ("--steps", 0),
+    "stop_return": ("--stop-return", None),
+    "eval_freq": ("--eval-freq", 300_000),
+    "n_eval_episodes": ("--eval-episodes", 30),
+    "dtype": ("--dtype", "float32"),
+    "config": ("--conf-file", None),
+    "n_threads": ("--threads", 1),
+    "device": ("--device", "auto"),
+    "wandb": ("--wandb", "offline"),
+}
+
+
+def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str] = ()) -> list[Path]:
+    """
+    :param parts: Records by the part of the study that they belong to, "" for the study itself
+    :param output: Folder for the files
+    :param lost: Paths of runs that were lost with their machine
+    :return: the files
+    :raises ValueError: if there is no such run
+    """
+    records = [record for of_part in parts.values() for record in of_part]
+    unknown = set(lost) - {record.path for record in records}
+    if unknown:
+        raise ValueError(f"There is no run {', '.join(sorted(unknown))} among {', '.join(x.path for x in records)}.")
+    for record in records:
+        record.status["lost"] = record.path in lost
+    output.mkdir(parents=True, exist_ok=True)
+    rows = [row_of(record, f"{output.name}/{part}".rstrip("/")) for part, of_part in parts.items() for record in of_part]
+    pd.DataFrame(rows).to_csv(output / RUNS_FILE, index=False, lineterminator="\n")
+    tables = {
+        EVALUATIONS_FILE: ([evaluations_of(record) for record in records if len(record.timesteps)], None),
+        CURVES_FILE: ([thinned(record) for record in records if record.curves], "%.5g"),
+    }
+    for name, (of_runs, float_format) in tables.items():
+        (output / name).unlink(missing_ok=True)
+        if of_runs:
+            table = pd.concat(of_runs, ignore_index=True)
+            table.to_csv(output / name, index=False, float_format=float_format, compression=GZIP, lineterminator="\n")
+    diagnoses = {record.path: record.diagnosis for record in records if record.diagnosis}
+    (output / DIAGNOSIS_FILE).unlink(missing_ok=True)
+    if diagnoses:
+        lines = [f"{json.dumps(path)}: {json.dumps(points)}" for path, points in diagnoses.items()]
+        (output / DIAGNOSIS_FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return [output / name for name in (RUNS_FILE, *tables, DIAGNOSIS_FILE) if (output / name).is_file()]
+
+
+def row_of(record: Record, study: str) -> dict[str, Any]:
+    """
+    :param record: Record of a run
+    :param study: Name of the study
+    :return: its row in ``runs.csv``
+    """
+    settings = dict(record.settings)
+    row: dict[str, Any] = {"study": study, "run": record.path}
+    row |= {column: settings.pop(name, None) for name, column in COLUMNS.items()}
+    row |= {"state": record.state, "steps": record.status.get("steps", 0), "seconds": record.status.get("seconds", 0.0)}
+    row |= dict.fromkeys(
+        ("evaluations", "last_evaluation", "last_evaluation_error", "best_evaluation", "best_evaluation_steps")
+    )
+    row["evaluations"] = len(record.timesteps)
+    if len(record.timesteps):
+        best = int(record.means.argmax())
+        row["last_evaluation"], row["last_evaluation_error"] = record.means[-1], standard_error(record.returns[-1])
+        row["best_evaluation"], row["best_evaluation_steps"] = record.means[best], record.timesteps[best]
+    row |= {name: record.figures.get(name) for name in FIGURES}
+    row["command"] = settings.pop("command", None) or command_of(record.settings)
+    if settings.get("config"):
+        # Where it was is of no use elsewhere
+        settings["config"] = Path(settings["config"]).name
+    row |= {name: _json(settings.pop(name, None)) for name in ("versions", "machine")}
+    return {**row, "settings": _json(settings)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def command_of(settings: dict[str, Any]) -> str:
+    """
+    :param settings: Settings of a run
+    :return: the command that trains such a run
+    """
+    words = ["python", "-m", "sb3_qac", "study", settings["env_id"], "--algos", settings["group"]]
+    words += ["--seeds", str(settings["seed"])]
+    for name, (option, default) in OPTIONS.items():
+        value = settings.get(name, default)
+        if value is not None and value != default:
+            words += [option, Path(value).name if name == "config" else f"{value:g}" if name == "stop_return" else str(value)]
+    words += ["--deterministic"] if settings.get("deterministic") else []
+    words += [] if settings.get("native", True) else ["--stock"]
+    return shlex.join(words)
+
+
+def evaluations_of(record: Record) -> pd.DataFrame:
+    """
+    :param record: Record of a run with evaluations
+    :return: a row for each episode
+    """
+    n_evaluations, n_episodes = record.returns.shape
+    return pd.DataFrame(
+        {
+            "run": record.path,
+            "steps": np.repeat(record.timesteps, n_episodes),
+            "episode": np.tile(np.arange(n_episodes), n_evaluations),
+            "return": record.returns.ravel(),
+            "length": None if record.lengths is None else record.lengths.ravel(),
+        }
+    )
+
+
+def thinned(record: Record) -> pd.DataFrame:
+    """
+    :param record: Record of a run with curves
+    :return: its curves, with at most ``N_POINTS`` rows: of more rows each is the mean over as many consecutive ones, at the
+        steps of the last of them
+    """
+    table = pd.DataFrame(record.curves).rename_axis("step").reset_index()
+    if len(table) > N_POINTS:
+        groups = np.arange(len(table)) * N_POINTS // len(table)
+        table = table.groupby(groups).agg({name: "last" if name == "step" else "mean" for name in table})
+    table.insert(0, "run", record.path)
+    return table
+
+
+def find_pack(folder: Path) -> tuple[Path, str] | None:
+    """
+    :param folder: Folder of a packed study, or the path of a part of one
+    :return: folder of the packed study, and the part; None if there is none
+    """
+    for parent in (folder, *folder.parents):
+        if (parent / RUNS_FILE).is_file():
+            return parent, folder.relative_to(parent).as_posix().removeprefix(".")
+    return None
+
+
+def load_pack(folder: Path, part: str = "") -> list[Record]:
+    """
+    :param folder: Folder of a packed study
+    :param part: Part of the study, "" for the study itself
+    :return: records of its runs; none if there is no such part
+    """
+    runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype={"commit": str})
+    runs = runs[[study.partition("/")[2] == part for study in runs["study"]]]
+    evaluations, curves = (_by_run(folder / name) for name in (EVALUATIONS_FILE, CURVES_FILE))
+    diagnoses = json.loads((folder / DIAGNOSIS_FILE).read_text()) if (folder / DIAGNOSIS_FILE).is_file() else {}
+    # Numbers and strings of Python, and None where there is none
+    rows = [{name: None if pd.isna(x) else x for name, x in row.items()} for row in runs.astype(object).to_dict("records")]
+    return [
+        _record_of(
+            row, folder, evaluations.get(str(row["run"])), curves.get(str(row["run"])), diagnoses.get(str(row["run"]), [])
+        )
+        for row in rows
+    ]
+
+
+def _by_run(path: Path) -> dict[str, pd.DataFrame]:
+    if not path.is_file():
+        return {}
+    table = pd.read_csv(path, float_precision="round_trip", dtype={"run": str})
+    return {str(run): of_run for run, of_run in table.groupby("run", sort=False)}
+
+
+def _record_of(
+    row: dict[str, Any],
+    folder: Path,
+    evaluations: pd.DataFrame | None,
+    curves: pd.DataFrame | None,
+    diagnosis: list[dict[str, Any]],
+) -> Record:
+    given = {name: json.loads(row[name]) for name in JSON_COLUMNS}
+    settings = {**given.pop("settings"), **given, **{name: row[column] for name, column in COLUMNS.items()}}
+    state = row["state"]
+    status = {"steps": row["steps"], "seconds": row["seconds"], "finished": state in ("finished", "stopped")}
+    status |= {"failed": state == "failed", "lost": state == "lost"}
+    timesteps, returns, lengths = np.zeros(0, dtype=int), np.zeros((0, 1)), None
+    if evaluations is not None:
+        timesteps = evaluations["steps"].unique()
+        returns, lengths = (evaluations[name].to_numpy().reshape(len(timesteps), -1) for name in ("return", "length"))
+    return Record(
+        path=row["run"],
+        folder=folder / row["run"],
+        settings={**settings, "command": row["command"]},
+        status=status,
+        timesteps=timesteps,
+        returns=returns,
+        lengths=None if lengths is None or np.isnan(lengths).any() else lengths,
+        curves={} if curves is None else _series(curves.drop(columns="run").set_index("step")),
+        diagnosis=diagnosis,
+        figures={name: row[name] for name in FIGURES if row.get(name) is not None},
+    )
+
+
+def _series(table: pd.DataFrame) -> dict[str, pd.Series]:
+    return {str(tag): table[tag].dropna() for tag in table if table[tag].notna().any()}

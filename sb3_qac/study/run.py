@@ -1,0 +1,104 @@
+"""One run of a study: its settings, and the file that keeps them."""
+
+import dataclasses
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sb3_qac.common.files import read_json
+
+# What may change when a run is resumed: where and with what it is computed, not its outcome
+MAY_CHANGE = ("folder", "n_threads", "device", "wandb")
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    Settings of one training of a study.
+
+    :param name: Its name, such as "task2_seed-100"
+    :param group: Algorithm and variant, such as "task2" (the documents' name of all-action-baseline)
+    :param algo: Algorithm, by its name in RL Zoo
+    :param env_id: Environment
+    :param seed: Seed
+    :param folder: Folder for all that it writes
+    :param hyperparams: Entries that replace those of the preset
+    :param config: YAML file with hyperparameters; None for the algorithm's own
+    :param n_timesteps: Environment steps; 0 for as many as the preset has
+    :param eval_freq: Environment steps between two evaluations
+    :param n_eval_episodes: Whole episodes of an evaluation, each in an environment of its own
+    :param deterministic: Whether the most probable action is evaluated, instead of sampled ones
+    :param stop_return: Mean return of an evaluation at which the training stops; None for none
+    :param native: Whether Atari games are emulated in C++ (see ``AleVecEnv``)
+    :param dtype: Precision of ``LeanNatureCNN`` for images; None for SB3's ``NatureCNN``
+    :param n_threads: Threads for PyTorch
+    :param device: PyTorch device
+    :param wandb: Mode of Weights & Biases: "offline", "online" or "disabled"
+    """
+
+    name: str
+    group: str
+    algo: str
+    env_id: str
+    seed: int
+    folder: str
+    hyperparams: dict[str, Any] = field(default_factory=dict)
+    config: str | None = None
+    n_timesteps: int = 0
+    eval_freq: int = 300_000
+    n_eval_episodes: int = 30
+    deterministic: bool = False
+    stop_return: float | None = None
+    native: bool = True
+    dtype: str | None = "float32"
+    n_threads: int = 1
+    device: str = "auto"
+    wandb: str = "offline"
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its end."""
+        return bool(read_json(Path(self.folder, "status.json")).get("finished"))
+
+
+def check_same_run(run: Run) -> None:
+    """
+    :param run: A run
+    :raises ValueError: if there is one with other settings in its folder, unless it failed, maybe because of them
+    """
+    kept = {} if Path(run.folder, "error.txt").is_file() else read_json(Path(run.folder, "run.json"))
+    # As they are in the file
+    settings = json.loads(json.dumps(asdict(run)))
+    different = [
+        f"`{name}` is {value!r}, and was {kept[name]!r}"
+        for name, value in settings.items()
+        if name in kept and name not in MAY_CHANGE and not _same(name, value, kept[name])
+    ]
+    if different:
+        raise ValueError(
+            f"There is a run with other settings in {run.folder}: {'; '.join(different)}. "
+            "Give the same settings to resume it, or another folder with `--output`."
+        )
+
+
+def _same(name: str, value: Any, kept: Any) -> bool:
+    if name == "config" and None not in (value, kept):
+        # A study and its YAML file can be moved
+        return Path(value).name == Path(kept).name
+    return value == kept
+
+
+def read_run(folder: Path) -> Run:
+    """
+    :param folder: Folder of a run
+    :return: its settings
+    :raises ValueError: if there is no run, or its file with hyperparameters is missing
+    """
+    settings = read_json(folder / "run.json")
+    if not settings:
+        raise ValueError(f"There is no run of a study in {folder}.")
+    known = {field.name: settings[field.name] for field in dataclasses.fields(Run) if field.name in settings}
+    if known.get("config") and not Path(known["config"]).is_file():
+        raise ValueError(f"The hyperparameters of {folder} were those of {known['config']}, which is not there any more.")
+    return Run(**{**known, "folder": str(folder)})

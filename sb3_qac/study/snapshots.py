@@ -1,0 +1,92 @@
+"""Snapshots of a training: models without what only training needs, with the statistics of normalised environments."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+
+
+class SnapshotCallback(BaseCallback):
+    """
+    Keeps the model as it is at the start and at every tenth of the training, without what only training needs, and by how
+    much its environments are normalised, if they are.
+
+    :param folder: Folder for SB3's files, such as "0003000000.zip", and "0003000000.pkl" of ``VecNormalize``
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def _on_training_start(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        if self.model.num_timesteps == 0:
+            self.save()
+
+    def _on_step(self) -> bool:
+        every = max(self.model._total_timesteps // 10, 1)
+        steps = self.model.num_timesteps
+        if steps // every > (steps - self.training_env.num_envs) // every:
+            self.save()
+        return True
+
+    def save(self) -> None:
+        """Write the model as it is."""
+        path = self.folder / f"{self.model.num_timesteps:010}.zip"
+        save_for_playing(self.model, path)
+        normalization = self.model.get_vec_normalize_env()
+        if normalization is not None:
+            normalization.save(str(path.with_suffix(".pkl")))
+
+
+def save_for_playing(model: BaseAlgorithm, path: Path) -> None:
+    """
+    Save a model for SB3's ``load`` without the state of its optimizer and without its last observations, at half the size.
+
+    :param model: Model with a single optimizer, that of its policy
+    :param path: File to write
+    """
+    optimizer = model.policy.optimizer
+    state, optimizer.state = optimizer.state, type(optimizer.state)(dict)
+    try:
+        model.save(path, exclude=["_last_obs", "_last_original_obs", "ep_info_buffer", "ep_success_buffer"])
+    finally:
+        optimizer.state = state
+
+
+def points_of(snapshots: Sequence[Path], n_points: int) -> list[Path]:
+    """
+    :param snapshots: Snapshots in their order
+    :param n_points: How many to choose
+    :return: so many of them, from the first to the last, or all if there are fewer
+    """
+    chosen = (
+        np.linspace(0, len(snapshots) - 1, n_points).round().astype(int)
+        if len(snapshots) > n_points
+        else range(len(snapshots))
+    )
+    return [snapshots[i] for i in chosen]
+
+
+def normalize_as(snapshot: Path, env: VecEnv) -> None:
+    """
+    Have environments normalise as those of a training did when a snapshot was taken, and no longer learn how to.
+
+    :param snapshot: Snapshot of a run
+    :param env: Environments of the run; if they do not normalise, nothing is done
+    :raises ValueError: if the snapshot does not tell
+    """
+    normalization = unwrap_vec_normalize(env)
+    if normalization is None:
+        return
+    statistics = snapshot.with_suffix(".pkl")
+    if not statistics.is_file():
+        raise ValueError(f"The environments of this run are normalised, and there is no {statistics} that says by how much.")
+    saved = VecNormalize.load(str(statistics), normalization.venv)
+    # There are none of observations that are not normalised
+    for name in {"obs_rms", "ret_rms"} & vars(saved).keys():
+        setattr(normalization, name, getattr(saved, name))
+    normalization.training = False

@@ -1,0 +1,125 @@
+"""Figures over the seeds of a study. They know records, and nothing of files."""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sb3_qac.study.records import Groups, Record
+
+# As in rliable's own examples, where a test of ranks is a thousand times slower than a mean
+N_BOOTSTRAP, N_BOOTSTRAP_OF_RANKS = 10_000, 2_000
+
+
+def standard_error(values: np.ndarray) -> float:
+    """
+    :param values: Independent values
+    :return: standard error of their mean; nan for a single one
+    """
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def pooled(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    :param records: Runs of a group
+    :return: steps at which all of them have been evaluated, and at each the mean return of all their episodes and its
+        standard error as if episodes were independent, shape (n_evaluations,) each. A run that was stopped at a return
+        counts with its last evaluation from there on.
+    """
+    seen = sorted({int(steps) for record in records for steps in record.timesteps})
+    evaluations = [(steps, [_returns_at(record, steps) for record in records]) for steps in seen]
+    known = {
+        steps: np.concatenate([x for x in returns if x is not None])
+        for steps, returns in evaluations
+        if all(x is not None for x in returns)
+    }
+    means, errors = ([function(x) for x in known.values()] for function in (np.mean, standard_error))
+    return np.array(list(known), dtype=int), np.array(means), np.array(errors)
+
+
+def _returns_at(record: Record, steps: int) -> np.ndarray | None:
+    if steps in record.timesteps:
+        return record.returns[list(record.timesteps).index(steps)]
+    return record.returns[-1] if record.stopped and steps > record.timesteps[-1] else None
+
+
+def common_evaluations(groups: Groups) -> Groups:
+    """
+    Cut runs to what can be compared. An evaluation at which a run was stopped is left out: it was chosen for its return.
+
+    :param groups: Records of an environment
+    :return: the same with those evaluations alone that all runs have. Runs without any are left out, and groups of such.
+    """
+    begun = {name: [record for record in records if len(record.timesteps)] for name, records in groups.items()}
+    begun = {name: records for name, records in begun.items() if records}
+    of_runs = [record.timesteps[: -1 if record.stopped else None] for records in begun.values() for record in records]
+    common = functools.reduce(np.intersect1d, of_runs) if of_runs else np.zeros(0, dtype=int)
+    return {name: [_cut(record, common) for record in records] for name, records in begun.items()}
+
+
+def _cut(record: Record, timesteps: np.ndarray) -> Record:
+    return dataclasses.replace(record, timesteps=timesteps, returns=record.returns[np.isin(record.timesteps, timesteps)])
+
+
+class Difference(NamedTuple):
+    """
+    A difference between two means over seeds.
+
+    :param mean: Estimate
+    :param low: Lower end of its 95 % interval; nan if there is none
+    :param high: Upper end
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+def difference(x: Sequence[float], y: Sequence[float]) -> Difference:
+    """
+    Welch's interval for the difference of two means: the variances may differ, and few seeds give a wide interval.
+
+    :param x: A figure for each seed
+    :param y: The same of another group
+    :return: mean of ``x`` less that of ``y``
+    """
+    from scipy import stats
+
+    mean = float(np.mean(x) - np.mean(y))
+    if min(len(x), len(y)) < 2 or np.var(x) + np.var(y) == 0:
+        return Difference(mean, float("nan"), float("nan"))
+    with warnings.catch_warnings():
+        # Of seeds that all have the same figure, such as the worst
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
+        interval = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
+    return Difference(mean, float(interval.low), float(interval.high))
+
+
+def bootstrap(
+    scores: dict[str, Any], function: Callable[..., Any], n_repetitions: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """
+    :param scores: Scores by name, shape (n_seeds, n_envs) each, or pairs of such
+    :param function: What to estimate
+    :param n_repetitions: How often to draw seeds
+    :return: estimates, and 95 % intervals of the stratified bootstrap over seeds
+
+    Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice"; their library rliable
+    """
+    from rliable import library
+
+    before = np.random.get_state()
+    # rliable draws from numpy's global generator, whatever generator it is given
+    np.random.seed(0)
+    try:
+        return library.get_interval_estimates(scores, function, reps=n_repetitions)
+    finally:
+        np.random.set_state(before)

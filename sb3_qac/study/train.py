@@ -1,0 +1,120 @@
+"""Train one run of a study, from its settings to its folder."""
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import stable_baselines3
+import torch as th
+from filelock import FileLock
+from stable_baselines3.common.utils import set_random_seed
+
+import sb3_qac
+from sb3_qac.common.files import write_atomically
+from sb3_qac.resume.wandb import wandb_run_id
+from sb3_qac.study.manager import StudyManager
+from sb3_qac.study.run import Run
+from sb3_qac.zoo import register
+
+
+def train_run(run: Run) -> str | None:
+    """
+    Train or resume one run of a study. If another process trains it, wait for that one. A finished run is not repeated.
+
+    :param run: The run
+    :return: None, or what went wrong; it is in the run's ``error.txt`` as well
+    """
+    folder = Path(run.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        return None if run.finished else _train_or_tell(run)
+
+
+def _train_or_tell(run: Run) -> str | None:
+    folder = Path(run.folder)
+    error_file = folder / "error.txt"
+    try:
+        with open(folder / "printed.txt", "a") as printed, contextlib.redirect_stdout(printed):
+            _train(run)
+    except Exception:
+        error_file.write_text(traceback.format_exc())
+        return traceback.format_exc(limit=-1).splitlines()[-1]
+    error_file.unlink(missing_ok=True)
+    return None
+
+
+def _train(run: Run) -> None:
+    register()
+    th.set_num_threads(run.n_threads)
+    set_random_seed(run.seed)
+    with wandb_run_of(run) as url:
+        settings = {**asdict(run), **provenance(), "wandb_url": url}
+        # A study can be moved
+        del settings["folder"]
+        write_atomically(Path(run.folder, "run.json"), json.dumps(settings, indent=1).encode())
+        manager = StudyManager(run)
+        try:
+            result = manager.setup_experiment()
+            assert result is not None
+            manager.learn(result[0])
+            manager.save_trained_model(result[0])
+        finally:
+            for env in manager.envs:
+                env.close()
+
+
+@contextlib.contextmanager
+def wandb_run_of(run: Run) -> Iterator[str | None]:
+    """
+    Within it, a run of Weights & Biases is active: the one that the run had before, if it had one.
+
+    :param run: Run of a study
+    :return: its address, if it has one
+    """
+    if run.wandb == "disabled":
+        yield None
+        return
+    import wandb
+
+    with wandb.init(
+        project=f"sb3_qac-{run.env_id}",
+        name=run.name,
+        group=run.group,
+        id=wandb_run_id(Path(run.folder, "checkpoints")),
+        resume="allow",
+        mode=run.wandb,  # type: ignore[arg-type]
+        dir=run.folder,
+        config=asdict(run),
+        settings=wandb.Settings(silent=True, console="off"),
+    ) as wandb_run:
+        yield wandb_run.url
+
+
+def provenance() -> dict[str, Any]:
+    """:return: versions, git commit and machine"""
+    commit = subprocess.run(
+        ["git", "-C", str(Path(sb3_qac.__file__).parent), "describe", "--always", "--dirty"], capture_output=True, text=True
+    ).stdout.strip()
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "sb3_qac": sb3_qac.__version__,
+            "stable_baselines3": stable_baselines3.__version__,
+            "torch": th.__version__,
+            "gymnasium": gym.__version__,
+        },
+        "commit": commit or None,
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "gpu": th.cuda.get_device_name(0) if th.cuda.is_available() else None,
+        },
+    }

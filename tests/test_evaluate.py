@@ -1,0 +1,84 @@
+"""Agents of a study, played again and exported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_qac import QA2C
+from sb3_qac.__main__ import main
+from sb3_qac.study.agents import evaluate_agent
+from sb3_qac.study.grid import make_grid, run_study
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    settings = dict(n_timesteps=800, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
+    # Its observations are normalised
+    (run,) = make_grid("Acrobot-v1", ["all-action"], [0], tmp_path_factory.mktemp("study"), **settings)
+    assert run_study([run]) == {}
+    return run
+
+
+def test_the_mean_and_the_spread_are_those_of_the_episodes(run, capsys, monkeypatch):
+    returns = {False: [-500.0, -490.0, -480.0], True: [-100.0, -100.0, -100.0]}
+
+    def evaluate(model, env, n_episodes, deterministic, return_episode_rewards):
+        assert n_episodes == 3 and env.num_envs == 3 and return_episode_rewards
+        # Normalised as in training, without learning how
+        assert env.obs_rms.count > 800 and not env.training
+        return returns[deterministic], None
+
+    monkeypatch.setattr("sb3_qac.study.agents.evaluate_policy", evaluate)
+    assert main(["evaluate", run.folder, "--episodes", "3", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line == {
+        "env": "Acrobot-v1",
+        "run": "task1_seed-0",
+        "episodes": 3,
+        "sampled": -490.0,
+        "sampled_std": 10.0,
+        "sampled_error": pytest.approx(10 / np.sqrt(3)),
+        "greedy": -100.0,
+        "greedy_std": 0.0,
+        "greedy_error": 0.0,
+    }
+    assert main(["evaluate", run.folder, "--episodes", "3"]) == 0
+    assert (
+        capsys.readouterr().out == "Acrobot-v1 task1_seed-0: sampled -490.00 (std 10.00), greedy -100.00 (std 0.00), n = 3\n"
+    )
+
+
+def test_new_episodes_are_played_and_the_same_ones_again(run):
+    first, second = (evaluate_agent(Path(run.folder), 2) for _ in range(2))
+    assert first == second and -500 <= first["sampled"] < 0
+    assert evaluate_agent(Path(run.folder), 1)["sampled_std"] is None
+    with pytest.raises(ValueError, match="`episodes`"):
+        evaluate_agent(Path(run.folder), 0)
+
+
+def test_an_exported_agent_is_smaller_acts_the_same_and_plays_in_rl_zoo(run, tmp_path, capsys):
+    assert main(["export", run.folder, str(tmp_path)]) == 0
+    kept = Path(capsys.readouterr().out.strip())
+    original = Path(run.folder, "Acrobot-v1.zip")
+    assert kept == tmp_path / "qa2c" / "Acrobot-v1_1" / "Acrobot-v1.zip"
+    assert kept.stat().st_size < 0.7 * original.stat().st_size
+    obs = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
+    models = [QA2C.load(path, device="cpu") for path in (original, kept)]
+    assert th.equal(*(th.as_tensor(model.predict(obs, deterministic=True)[0]) for model in models))
+    command = [sys.executable, "-m", "rl_zoo3.enjoy", "--algo", "qa2c", "--env", "Acrobot-v1", "-f", str(tmp_path)]
+    played = subprocess.run([*command, "--no-render", "-n", "600"], capture_output=True, text=True, cwd=tmp_path)
+    assert played.returncode == 0 and "Episode Reward" in played.stdout, played.stderr
+
+
+def test_a_run_without_an_agent_is_refused(run, tmp_path):
+    folder = tmp_path / "unfinished"
+    folder.mkdir()
+    (folder / "run.json").write_text(Path(run.folder, "run.json").read_text())
+    for command in (["evaluate", str(folder)], ["export", str(folder), str(tmp_path)]):
+        with pytest.raises(SystemExit, match=r"There is no Acrobot-v1.zip in .*unfinished"):
+            main(command)

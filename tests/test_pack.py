@@ -1,0 +1,208 @@
+"""A packed study says what its folders said."""
+
+import dataclasses
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sb3_qac.__main__ import make_parser
+from sb3_qac.commands.study import grid_of
+from sb3_qac.study import analysis
+from sb3_qac.study.diagnose import diagnose_run
+from sb3_qac.study.grid import make_grid, run_study
+from sb3_qac.study.ladder import write_page
+from sb3_qac.study.loading import load_everything, load_run, load_study
+from sb3_qac.study.pack import N_POINTS, command_of, thinned, write_pack
+from sb3_qac.study.report import markdown, write_report
+
+PARTS = {"": 5, "part": 2, "stopped": 1}
+FILES = ["curves.csv.gz", "diagnosis.json", "evaluations.csv.gz", "runs.csv"]
+
+
+@pytest.fixture(autouse=True)
+def quick_bootstrap(monkeypatch):
+    monkeypatch.setattr(analysis, "N_BOOTSTRAP_OF_RANKS", 50)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """A study with a finished, a stopped, a failed and a diagnosed run, and a part in a folder of its own."""
+    folder = tmp_path_factory.mktemp("studies") / "cartpole"
+    settings = dict(n_timesteps=2000, eval_freq=400, n_eval_episodes=3, wandb="disabled", device="cpu")
+    runs = make_grid("cartpole", ["a2c", "all-action"], [0, 1], folder, **settings)
+    runs += make_grid("cartpole", ["all-action-baseline"], [0], folder / "stopped", stop_return=5.0, **settings)
+    bad = make_grid("cartpole", ["all-action"], [2], folder, **settings)
+    runs += [dataclasses.replace(run, hyperparams={"gamma": -1}) for run in bad]
+    runs += make_grid("Acrobot-v1", ["all-action"], [0, 1], folder / "part" / "Acrobot-v1", **{**settings, "eval_freq": 2000})
+    assert list(run_study(runs)) == [bad[0].folder]
+    diagnose_run(Path(runs[2].folder), n_rollouts=3, n_points=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(live, tmp_path_factory):
+    output = tmp_path_factory.mktemp("results") / "cartpole"
+    result = subprocess.run(
+        [sys.executable, "-m", "sb3_qac", "pack", str(live), "--output", str(output)], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in output.iterdir()) == FILES
+    assert sorted(result.stdout.split()) == [str(output / name) for name in FILES]
+    return output
+
+
+def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_path):
+    for part in PARTS:
+        texts = [markdown(folder / part, load_study(folder / part), goal=20.0) for folder in (live, packed)]
+        assert texts[0] == texts[1] and len(texts[0].splitlines()) > 20
+    text = write_report(packed, goal=20.0, output=tmp_path).read_text()
+    assert text == markdown(live, load_study(live), goal=20.0)
+    assert "| all-action_seed-2 | failed |" in text
+    assert "## Analysis" in text and "Number of seeds: 2 of a2c and 2 of all-action." in text
+    # A part is found under the path that its folder had, and is not mixed into the study
+    assert list(load_study(packed)) == ["CartPole-v1"] and list(load_study(packed / "part")) == ["Acrobot-v1"]
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_records_are_the_same_to_the_last_bit(live, packed):
+    for part, n_runs in PARTS.items():
+        pairs = [
+            (x, y)
+            for env_id, groups in load_study(live / part).items()
+            for group, records in groups.items()
+            for x, y in zip(records, load_study(packed / part)[env_id][group], strict=True)
+        ]
+        assert len(pairs) == n_runs
+        for x, y in pairs:
+            np.testing.assert_array_equal(x.timesteps, y.timesteps)
+            np.testing.assert_array_equal(x.returns, y.returns)
+            if len(x.timesteps):
+                np.testing.assert_array_equal(x.lengths, y.lengths)
+            assert (x.state, x.figures, x.diagnosis) == (y.state, y.figures, y.diagnosis)
+            assert x.status.get("steps", 0) == y.status["steps"] and x.status.get("seconds", 0.0) == y.status["seconds"]
+            assert x.settings == {name: value for name, value in y.settings.items() if name != "command"}
+            assert x.failed or x.settings["resolved_hyperparams"]["policy"] == "MlpPolicy"
+
+
+def test_every_run_and_every_episode_has_a_row(packed):
+    runs = pd.read_csv(packed / "runs.csv").set_index("run")
+    assert runs["state"].to_dict() == {
+        "a2c_seed-0": "finished",
+        "a2c_seed-1": "finished",
+        "task1_seed-0": "finished",
+        "task1_seed-1": "finished",
+        "task1_seed-2": "failed",
+        "stopped/task2_seed-0": "stopped",
+        "part/Acrobot-v1/task1_seed-0": "finished",
+        "part/Acrobot-v1/task1_seed-1": "finished",
+    }
+    assert set(runs["study"]) == {"cartpole", "cartpole/part", "cartpole/stopped"}
+    assert runs.loc["task1_seed-0", "group"] == "all-action" and runs.loc["task1_seed-0", "seconds"] > 0
+    episodes = pd.read_csv(packed / "evaluations.csv.gz")
+    # 5 evaluations of 3 episodes; one evaluation of the run that was stopped, and of each in the part
+    assert episodes.groupby("run").size().to_dict() == {
+        **dict.fromkeys(("a2c_seed-0", "a2c_seed-1", "task1_seed-0", "task1_seed-1"), 15),
+        **dict.fromkeys(("stopped/task2_seed-0", "part/Acrobot-v1/task1_seed-0", "part/Acrobot-v1/task1_seed-1"), 3),
+    }
+    last = episodes[(episodes["run"] == "a2c_seed-0") & (episodes["steps"] == 2000)]
+    assert runs.loc["a2c_seed-0", "last_evaluation"] == pytest.approx(last["return"].mean())
+    # A step of CartPole is worth 1
+    assert (last["return"] == last["length"]).all()
+
+
+def test_a_study_is_packed_to_the_same_bytes(live, packed, tmp_path):
+    write_pack(load_everything(live), tmp_path / "cartpole")
+    for name in FILES:
+        assert (tmp_path / "cartpole" / name).read_bytes() == (packed / name).read_bytes()
+    # The time in the header of gzip
+    assert (packed / "evaluations.csv.gz").read_bytes()[4:8] == bytes(4)
+    # What a study no longer has does not stay
+    parts = {"": [dataclasses.replace(load_study(live)["CartPole-v1"]["a2c"][0], curves={}, diagnosis=[])]}
+    write_pack(parts, tmp_path / "cartpole")
+    assert sorted(path.name for path in (tmp_path / "cartpole").iterdir()) == ["evaluations.csv.gz", "runs.csv"]
+
+
+def test_returns_are_read_as_they_were_written(live, tmp_path):
+    record = load_study(live)["CartPole-v1"]["a2c"][0]
+    returns = np.random.default_rng(0).standard_normal(record.returns.shape) * 10.0 ** np.arange(-5, 10, 3)[:, None]
+    write_pack({"": [dataclasses.replace(record, returns=returns, lengths=None)]}, tmp_path / "study")
+    (read,) = load_study(tmp_path / "study")["CartPole-v1"]["a2c"]
+    np.testing.assert_array_equal(read.returns, returns)
+    assert read.lengths is None
+
+
+def test_curves_are_thinned_to_means_of_consecutive_rows(live):
+    record = load_study(live)["CartPole-v1"]["a2c"][0]
+    n = 4 * N_POINTS
+    steps = 10 * np.arange(1, n + 1)
+    curves = {"a": pd.Series(np.arange(n, dtype=float), index=steps), "b": pd.Series([7.0], index=[steps[1]])}
+    table = thinned(dataclasses.replace(record, curves=curves))
+    assert len(table) == N_POINTS
+    # 0 to 3, at the steps of the last of them
+    assert table.iloc[0].to_dict() == {"run": record.path, "step": 40, "a": 1.5, "b": 7.0}
+    assert table.iloc[-1]["step"] == 10 * n and table["b"].notna().sum() == 1
+    few = {"a": curves["a"].iloc[:N_POINTS]}
+    assert thinned(dataclasses.replace(record, curves=few))["a"].tolist() == list(range(N_POINTS))
+
+
+def test_the_command_of_a_run_gives_that_run(tmp_path):
+    settings = dict(n_timesteps=7, eval_freq=5, stop_return=18.5, n_eval_episodes=2, deterministic=True, native=False)
+    settings.update(dtype=None, n_threads=2, device="cpu", wandb="disabled")
+    config = tmp_path / "mine.yml"
+    config.write_text("{}")
+    for run in (
+        make_grid("CartPole-v1", ["task2"], [3], tmp_path)[0],
+        make_grid("BreakoutNoFrameskip-v4", ["a2c"], [0], tmp_path, **settings)[0],
+        make_grid("BreakoutNoFrameskip-v4", ["a2c"], [0], tmp_path, dtype="bfloat16")[0],
+    ):
+        words = command_of(dataclasses.asdict(run)).split()
+        assert words[:3] == ["python", "-m", "sb3_qac"]
+        (again,) = grid_of(make_parser().parse_args(words[3:]), tmp_path)
+        assert again == run
+    assert "--conf-file mine.yml" in command_of({**dataclasses.asdict(run), "config": str(config)})
+
+
+def test_a_run_of_a_lost_machine_is_marked(live, tmp_path):
+    write_pack(load_everything(live), tmp_path, lost=["a2c_seed-0"])
+    record = load_study(tmp_path)["CartPole-v1"]["a2c"][0]
+    assert record.state == "lost" and not record.finished
+    assert "| a2c_seed-0 | lost |" in markdown(tmp_path, load_study(tmp_path), None)
+    with pytest.raises(ValueError, match="There is no run a2c_seed-7 among a2c_seed-0"):
+        write_pack(load_everything(live), tmp_path, lost=["a2c_seed-7"])
+
+
+def test_the_ladder_has_the_same_page_when_it_is_packed(tmp_path):
+    settings = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
+    assert run_study(make_grid("ladder", ["dqn", "task1"], [0], tmp_path / "ladder", **settings)) == {}
+    page = write_page(tmp_path / "ladder").read_text()
+    # The page has measured the noise of the gradient
+    assert load_run(tmp_path / "ladder" / "task1_seed-0").figures["variance"] > 0
+    write_pack(load_everything(tmp_path / "ladder"), tmp_path / "results")
+    assert write_page(tmp_path / "results").read_text() == page
+
+
+@pytest.mark.parametrize(
+    "command", [["pack", "FOLDER"], ["report", "FOLDER"], ["evaluate", "FOLDER"], ["export", "FOLDER", "o"]]
+)
+def test_a_folder_without_runs_is_refused(command, tmp_path):
+    words = [str(tmp_path) if word == "FOLDER" else word for word in command]
+    result = subprocess.run([sys.executable, "-m", "sb3_qac", *words], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 1 and "There is no run of a study in" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_part_that_is_not_in_the_data_is_refused(packed):
+    with pytest.raises(ValueError, match=r"There is no run of a study in .*cartpole/other"):
+        load_study(packed / "other")
+
+
+def test_diagnoses_are_plain_json(live, packed):
+    with gzip.open(packed / "curves.csv.gz", "rt") as file:
+        assert file.readline().startswith("run,step,")
+    diagnosis = json.loads((packed / "diagnosis.json").read_text())
+    assert diagnosis == {"task1_seed-0": json.loads((live / "task1_seed-0" / "diagnosis.json").read_text())}
