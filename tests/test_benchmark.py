@@ -19,6 +19,13 @@ def test_every_contender_is_measured(contender):
     assert parts["limit"] == pytest.approx(1000 * 5 / (parts["environments"] + parts["forward"] + parts["update"]))
 
 
+def test_on_vectors_qa2c_is_compared_with_a2c():
+    report = run_benchmark("CartPole-v1", [2], seconds=0.1, repeats=1, device="cpu")
+    names = [BASELINE.name, CONTENDERS[1].name]
+    assert [row["contender"] for row in report["measurements"] if "steps_per_second" in row] == names
+    assert all(f"| {name} |" in "\n".join(tables(report)) for name in names)
+
+
 def row(contender, round_, **figures):
     return {"round": round_, "n_envs": 16, "contender": contender.name, **figures}
 
@@ -54,7 +61,7 @@ def test_without_a_figure_for_memory_the_table_says_so(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--env", "CartPole-v1"], "CartPole-v1 is not an Atari game"),
+        (["--env", "ALE/Pong-v5"], "ALE/Pong-v5 skips 4 frames itself"),
         (["--env", "PongNoFramskip-v4"], "Did you mean"),
         (["--repeats", "0"], "`repeats` must be a finite number, at least 1, but 0"),
         (["--n-envs", "16", "0"], "`n_envs` must be a finite number, at least 1, but 0"),

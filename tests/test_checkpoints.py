@@ -9,9 +9,9 @@ from collections import deque
 import numpy as np
 import pytest
 import torch as th
-from safetensors.torch import save
+from safetensors.torch import load, save
 
-from sb3_qac.common import checkpoints
+from sb3_qac.resume import checkpoints
 from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint
 from sb3_qac.resume.state import ObjectState
 
@@ -183,6 +183,18 @@ def test_damage_that_fits_its_name_is_refused_too(tmp_path):
             refused += 1
     # What is left is a flipped bit of a number, which nobody could tell
     assert refused > 100
+
+
+@pytest.mark.parametrize("dtype", [",", "<f99", "(", "O"])
+def test_a_type_that_numpy_cannot_parse_is_refused(dtype, tmp_path):
+    data = save_checkpoint(tmp_path, 1, {"array": np.arange(3.0)}).read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    tree = json.loads(header["__metadata__"]["state"])
+    assert tree["array"]["dtype"] == "<f8"
+    tree["array"]["dtype"] = dtype
+    metadata = {**header["__metadata__"], "state": json.dumps(tree)}
+    with pytest.raises(CheckpointError, match="is not as sb3_qac writes them"):
+        load_checkpoint(renamed(tmp_path, save(load(data), metadata)))
 
 
 def renamed(folder, data):

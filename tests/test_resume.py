@@ -46,11 +46,10 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from wandb.integration.sb3 import WandbCallback
 
 from sb3_qac import QA2C, REINFORCE, zoo
-from sb3_qac.common import callbacks
+from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.files import read_json
-from sb3_qac.resume import ExactCheckpointCallback, resume, wandb_run_id
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
 from sb3_qac.resume.state import StateError, get_values
@@ -415,7 +414,7 @@ def test_monitor_files_of_native_environments_go_on(repeated, tmp_path, monkeypa
 
     learn(tmp_path / "one")
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(callbacks, "results_writers", lambda env, _: results_writers(env, repeated))
+        patch.setattr("sb3_qac.resume.callback.results_writers", lambda env, _: results_writers(env, repeated))
         learn(tmp_path / "other", stop=500)
     logs = load_checkpoint(checkpoints_in(tmp_path / "other" / "checkpoints")[-1]).state["logs"]
     # Two files; SB3 puts no wrapper of its own around VecFrameStack
@@ -444,7 +443,7 @@ def test_a_full_disk_does_not_stop_a_training(tmp_path, monkeypatch):
 
     callback = ExactCheckpointCallback(tmp_path, save_freq=500)
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="No checkpoint of step .* No space left") as caught:
-        patch.setattr(callbacks, "save_checkpoint", no_space)
+        patch.setattr("sb3_qac.resume.callback.save_checkpoint", no_space)
         model = make_model(QA2C).learn(2000, callback)
     # At 0, 512, 1024, 1536 and the end
     assert model.num_timesteps == 2016 and len(caught) == 5

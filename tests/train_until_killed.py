@@ -19,9 +19,9 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecFrameStack
 
 from sb3_qac import QA2C
-from sb3_qac.common import checkpoints
 from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.common.env_util import make_ale_vec_env
+from sb3_qac.resume import checkpoints
 
 ENV_ID = "BreakoutNoFrameskip-v4"
 

@@ -14,10 +14,12 @@ def add_parser(commands: Any) -> None:
     """:param commands: Where to add the command"""
     benchmark = commands.add_parser(
         "benchmark",
-        help="measure the speed of training beside stock A2C",
+        help="measure the speed of training, next to that of A2C with SB3's environments",
         formatter_class=HelpFormatter,
     )
-    benchmark.add_argument("--env", default="PongNoFrameskip-v4", help="Atari environment")
+    benchmark.add_argument(
+        "--env", default="PongNoFrameskip-v4", help="environment: an Atari game, or one with vectors such as CartPole-v1"
+    )
     benchmark.add_argument("--n-envs", type=int, nargs="+", default=[16], help="numbers of environments")
     benchmark.add_argument("--seconds", type=float, default=20, help="seconds of one measurement")
     benchmark.add_argument("--repeats", type=int, default=5, help="rounds in which everything is measured once")

@@ -3,14 +3,14 @@
 import argparse
 from typing import Any
 
-# `sb3_qac.zoo.ALGORITHMS`, whose import takes PyTorch, and stock A2C
-PRESETS = ("qa2c", "reinforce", "a2c")
+# `sb3_qac.zoo.ALGORITHMS`, whose import takes PyTorch, and SB3's A2C
+PRESETS = ("qa2c", "qppo", "reinforce", "a2c")
 
 
 def add_parser(commands: Any) -> None:
     """:param commands: Where to add the command"""
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
-    preset.add_argument("algo", choices=PRESETS, help="a2c: the stock A2C that QA2C is compared with")
+    preset.add_argument("algo", choices=PRESETS, help="a2c: SB3's A2C with the settings that QA2C is compared with")
     preset.set_defaults(run=run)
 
 

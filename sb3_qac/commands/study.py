@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code, 1 if a run failed
     """
+    from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import read_json
     from sb3_qac.study.grid import check_ray_address, run_study
 
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         runs = grid_of(args, folder)
     except ValueError as error:
         sys.exit(f"study: {error}")
+    # Of this process; those of `--jobs` do it at their start
+    keep_freed_memory()
     try:
         failed = run_study(runs, args.jobs, args.ray)
     except KeyboardInterrupt:

@@ -1,5 +1,7 @@
 """Exact resume: a training that was stopped at any moment continues as if nothing had happened."""
 
+# Registers the state of environments
+import sb3_qac.resume.environments  # noqa: F401
 from sb3_qac.resume.callback import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import CheckpointError
 from sb3_qac.resume.model import resume

@@ -155,7 +155,8 @@ def _read(path: Path) -> Checkpoint:
         # Memory of its own, which is aligned and may be written to
         arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
         return Checkpoint(path, _decode(json.loads(metadata["state"]), arrays))
-    except (ValueError, KeyError, TypeError) as error:
+    # NumPy parses the name of a type as Python would
+    except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not as sb3_qac writes them ({type(error).__name__}: {error}).") from None
 
 

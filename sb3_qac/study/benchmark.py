@@ -1,8 +1,8 @@
 """
-How fast training is: stock A2C and QA2C on SB3's environments, QA2C on the native ones, and each part alone.
+How fast training is, and each part of it alone: A2C and QA2C on SB3's environments, and for Atari QA2C on the native ones.
 
 Every measurement has a process of its own, so that its memory is its own too. They are interleaved, in rounds, and a
-contender is compared with the stock A2C of the same round: what else the machine did meanwhile hits both.
+contender is compared with the A2C of the same round: whatever else the machine does slows both.
 """
 
 import json
@@ -21,7 +21,7 @@ import numpy as np
 import stable_baselines3
 import torch as th
 from stable_baselines3 import A2C
-from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import obs_as_tensor
@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.env_util import make_ale_vec_env
-from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments
 from sb3_qac.qa2c import QA2C
 
@@ -53,41 +53,60 @@ class Contender:
 
     def make_env(self, env_id: str, n_envs: int) -> VecEnv:
         """
-        :param env_id: Atari environment
+        :param env_id: Environment
         :param n_envs: Number of environments
-        :return: Environments with stacked frames, channels first
+        :return: Environments; those of Atari games with stacked frames, channels first
         """
+        if not is_atari(env_id):
+            return make_vec_env(env_id, n_envs, seed=0)
         if self.native:
             return VecFrameStack(make_ale_vec_env(env_id, n_envs, seed=0), 4)
         return VecTransposeImage(VecFrameStack(make_atari_env(env_id, n_envs, seed=0), 4))
 
     def make_model(self, env_id: str, n_envs: int, device: str) -> OnPolicyAlgorithm:
         """
-        :param env_id: Atari environment
+        :param env_id: Environment
         :param n_envs: Number of environments
         :param device: PyTorch device
-        :return: Model with the settings of its preset
+        :return: Model with RMSprop in TensorFlow's manner, else with the defaults of its algorithm
         """
         policy_kwargs: dict[str, Any] = dict(optimizer_class=RMSpropTFLike, optimizer_kwargs=dict(alpha=0.99, eps=1e-5))
         if self.dtype is not None:
             policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(dtype=self.dtype))
         env = self.make_env(env_id, n_envs)
-        return self.algorithm("CnnPolicy", env, n_steps=N_STEPS, policy_kwargs=policy_kwargs, seed=0, device=device)  # type: ignore[call-arg]
+        policy = "CnnPolicy" if is_atari(env_id) else "MlpPolicy"
+        return self.algorithm(policy, env, n_steps=N_STEPS, policy_kwargs=policy_kwargs, seed=0, device=device)  # type: ignore[call-arg]
 
 
-BASELINE = Contender("A2C, stock", A2C, native=False, dtype=None)
+BASELINE = Contender("A2C, SB3's environments", A2C, native=False, dtype=None)
 CONTENDERS = (
     BASELINE,
-    Contender("QA2C, stock", QA2C, native=False, dtype=None),
+    Contender("QA2C, SB3's environments", QA2C, native=False, dtype=None),
     Contender("QA2C, native, float32", QA2C, native=True, dtype="float32"),
     Contender("QA2C, native, bfloat16", QA2C, native=True, dtype="bfloat16"),
 )
 
 
+def is_atari(env_id: str) -> bool:
+    """
+    :param env_id: Environment
+    :return: Whether it is an Atari game
+    """
+    return "AtariEnv" in str(gym.spec(env_id).entry_point)
+
+
+def contenders_of(env_id: str) -> tuple[Contender, ...]:
+    """
+    :param env_id: Environment
+    :return: Those that can be measured on it
+    """
+    return CONTENDERS if is_atari(env_id) else tuple(contender for contender in CONTENDERS if not contender.native)
+
+
 def measure_training(contender: Contender, env_id: str, n_envs: int, seconds: float, device: str) -> dict[str, float]:
     """
     :param contender: What trains
-    :param env_id: Atari environment
+    :param env_id: Environment
     :param n_envs: Number of environments
     :param seconds: For how long to measure, after a tenth of that to warm up
     :param device: PyTorch device
@@ -110,7 +129,7 @@ def measure_parts(contender: Contender, env_id: str, n_envs: int, seconds: float
     Each part of an update alone, with nothing else running.
 
     :param contender: Whose parts
-    :param env_id: Atari environment
+    :param env_id: Environment
     :param n_envs: Number of environments
     :param seconds: For how long to measure each
     :param device: PyTorch device
@@ -128,7 +147,7 @@ def measure_parts(contender: Contender, env_id: str, n_envs: int, seconds: float
         env.step(rng.integers(env.action_space.n, size=n_envs))  # type: ignore[attr-defined]
 
     def forward() -> None:
-        with th.no_grad():
+        with th.no_grad(), constant_weights(policy):
             policy(obs_as_tensor(obs, model.device))[0].cpu()  # type: ignore[arg-type]
 
     def update() -> None:
@@ -171,15 +190,16 @@ def _peak_memory() -> dict[str, float]:
 
 def run_benchmark(env_id: str, n_envs_list: list[int], seconds: float, repeats: int, device: str) -> dict[str, Any]:
     """
-    :param env_id: Atari environment
+    :param env_id: Environment
     :param n_envs_list: Numbers of environments to measure with
     :param seconds: Seconds of one measurement
     :param repeats: Rounds, in each of which everything is measured once
     :param device: PyTorch device
     :return: the machine, the settings, and the ``measurements``: one row each
-    :raises ValueError: if the environment is no Atari game, or a number is too small
+    :raises ValueError: if an Atari game skips frames itself, or a number is too small
     """
-    game_arguments(gym.spec(env_id))
+    if is_atari(env_id):
+        game_arguments(gym.spec(env_id))
     check_number("seconds", seconds)
     check_number("repeats", repeats, minimum=1)
     for n_envs in n_envs_list:
@@ -189,7 +209,7 @@ def run_benchmark(env_id: str, n_envs_list: list[int], seconds: float, repeats: 
         for n_envs in n_envs_list
         for round_ in range(repeats)
         for measure in (measure_training, measure_parts)
-        for contender in CONTENDERS
+        for contender in contenders_of(env_id)
     ]
     rows = []
     # A process for each measurement
@@ -228,13 +248,14 @@ def tables(report: dict[str, Any]) -> Iterator[str]:
     :param report: What ``run_benchmark`` found
     :return: Markdown, one table for each number of environments
     """
+    contenders = contenders_of(report["env_id"])
     yield "{env_id}, {processor}, {cores} threads, {device}, {repeats} rounds of {seconds:g} s".format(**report)
     header = (
         "contender | steps/s: median (min - max) | times A2C: median (min - max) | limit of its parts | reached | peak memory"
     )
     for n_envs in sorted({row["n_envs"] for row in report["measurements"]}):
         yield f"\n{n_envs} environments:\n\n| {header} |\n|---|---|---|---|---|---|"
-        for contender in CONTENDERS:
+        for contender in contenders:
             speeds, limits, memory = (
                 _column(report, n_envs, contender.name, key) for key in ("steps_per_second", "limit", "peak_memory")
             )
@@ -249,7 +270,7 @@ def tables(report: dict[str, Any]) -> Iterator[str]:
             )
         yield "\nMilliseconds of one update, each part alone:\n"
         yield "| contender | environments | forward | update |\n|---|---|---|---|"
-        for contender in CONTENDERS:
+        for contender in contenders:
             parts = [
                 statistics.median(_column(report, n_envs, contender.name, key))
                 for key in ("environments", "forward", "update")
