@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.study import analysis
@@ -168,8 +169,10 @@ def test_the_report_is_there_in_every_form(study):
     assert "| all-action over a2c | 0.75 |" in text
     assert "An interval over 2 seeds says little" in text
     for name in ("evaluations", "curves"):
-        for suffix in (".png", ".svg"):
-            assert (study / f"{name}{suffix}").stat().st_size > 10_000
+        assert (study / f"{name}.svg").stat().st_size > 10_000
+        with Image.open(study / f"{name}.png") as image:
+            # Not blank: text and lines have many shades
+            assert len(set(image.convert("RGB").getdata())) > 20 and image.width > 600
     html = (study / "report.html").read_text()
     assert html.count("<table>") == 3 and "evaluations.png" in html
 
@@ -179,6 +182,8 @@ def test_a_study_that_has_just_begun_has_a_report(tmp_path):
     text = write_report(tmp_path, goal=18, output=tmp_path / "report").read_text()
     assert "| all-action_seed-0 | unfinished | 0 | - | - | not reached | - | - | nan |" in text
     assert "The runs have no evaluation in common yet" in text
+    # Nothing was logged
+    assert "curves.png" not in text and not (tmp_path / "report" / "curves.png").exists()
 
 
 def test_the_same_study_gives_the_same_bytes(study):

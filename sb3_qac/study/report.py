@@ -118,11 +118,22 @@ def _draw_curve(panel: Any, tag: str, groups: Groups) -> None:
         if curves:
             middle = median_curve(curves)
             panel.plot(middle.index, middle, **style, linewidth=1.5, label=group)
+    # Some algorithms do not log it
+    panel.set_visible(panel.has_data())
     if tag == "train/explained_variance":
         # It has no lower bound, and single updates far below 0 would hide the rest
         panel.set_ylim(max(panel.get_ylim()[0], -1.1), 1.1)
     panel.xaxis.set_major_formatter(EngFormatter())
     panel.grid(alpha=0.3)
+
+
+def has_curves(envs: dict[str, Groups]) -> bool:
+    """
+    :param envs: Records by environment
+    :return: Whether there is a curve to draw
+    """
+    records = (record for groups in envs.values() for of_group in groups.values() for record in of_group)
+    return any(tag in record.curves for record in records for tag in CURVES)
 
 
 def median_curve(curves: Sequence[pd.Series]) -> pd.Series:
@@ -206,13 +217,10 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
     for env_id, groups in envs.items():
         lines += [f"## {env_id}", ""] if several else []
         lines += _of_environment(env_id, groups, goal, "###" if several else "##")
+    if has_curves(envs):
+        lines += ["## In training", "", "![curves](curves.png)", ""]
+        lines += ["Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds.", ""]
     lines += [
-        "## In training",
-        "",
-        "![curves](curves.png)",
-        "",
-        "Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds.",
-        "",
         "## All runs",
         "",
         " ".join(filter(None, ("Every run in this folder is in the tables.", _wandb(folder, records)))),
@@ -292,7 +300,8 @@ def write_report(folder: Path, goal: float | None = None, output: Path | None = 
     output = output or folder
     output.mkdir(parents=True, exist_ok=True)
     draw_evaluations(envs, output / "evaluations")
-    draw_curves(envs, output / "curves")
+    if has_curves(envs):
+        draw_curves(envs, output / "curves")
     return write_markdown(markdown(folder, envs, goal), output / "report")
 
 
