@@ -99,6 +99,8 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
         for number, enough in BUDGETS.items():
             code = re.sub(number, enough, code)
         exec(compile(code, str(path), "exec"), names)
+    if "wandb" in names:
+        names["wandb"].finish()
 
 
 # ---- command lines ----

@@ -49,8 +49,6 @@ def study_model(name, folder, **settings):
     """The model of a study's run, as the study makes it."""
     register()
     algo, hyperparams = TASKS.get(name, (name, {}))
-    if "policy_kwargs" in hyperparams:
-        pytest.skip("A body for vectors")
     hyperparams = {**hyperparams, "n_envs": 2, **(SMALL_BUFFER if algo == "dqn" else {})}
     run = Run(name, name, algo, seed=0, folder=str(folder), hyperparams=hyperparams, n_eval_episodes=1, **settings)
     manager = StudyManager(run)
@@ -74,8 +72,20 @@ def test_lean_cnn_has_the_network_that_sb3_builds(algorithm):
         th.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("env_id", [PONG, SPACE_INVADERS])
-@pytest.mark.parametrize("name", ["a2c", "ppo", "dqn", "qa2c", *(name for name, (algo, _) in TASKS.items() if algo == "qa2c")])
+# All names of a study that are for images: those with a body of their own are for vectors
+FOR_IMAGES = [
+    name for name, (algo, hyperparams) in TASKS.items() if algo != "reinforce" and "policy_kwargs" not in hyperparams
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "env_id"),
+    [
+        *((name, PONG) for name in ("a2c", "ppo", "dqn", "qa2c", "qppo", *FOR_IMAGES)),
+        # With layers before each head
+        *((name, SPACE_INVADERS) for name in ("a2c", "qa2c", "all-action")),
+    ],
+)
 def test_a_study_trains_the_network_of_stock_sb3(name, env_id, tmp_path):
     stock, native = (
         study_model(name, tmp_path / str(dtype), env_id=env_id, native=False, dtype=dtype) for dtype in (None, "float32")

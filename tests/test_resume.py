@@ -865,7 +865,9 @@ def test_a_signal_inside_a_write_to_stderr_is_no_error(tmp_path, monkeypatch, ca
     assert "SIGINT: stopping with a checkpoint" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("algo", "stack", "seed"), [("qa2c", "native", 0), ("a2c", "stock", 1)])
+@pytest.mark.parametrize(
+    ("algo", "stack", "seed"), [("qa2c", "native", 0), pytest.param("a2c", "stock", 1, marks=pytest.mark.slow)]
+)
 def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
     """The short version of kill_and_resume.py: two kills at random moments, some inside the writing of a checkpoint."""
     seconds = run_to_the_end(algo, stack, tmp_path / "reference", 2000)
@@ -876,10 +878,10 @@ def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
 
 
 def zoo_command(*arguments):
-    callback = "callback:{'sb3_qac.common.callbacks.ExactCheckpointCallback': dict(save_freq=4000)}"
+    callback = "callback:{'sb3_qac.common.callbacks.ExactCheckpointCallback': dict(save_freq=2000)}"
     return [
-        *(sys.executable, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "CartPole-v1", "--n-timesteps", "40000"),
-        *("--seed", "3", "--device", "cpu", "--num-threads", "1", "--eval-freq", "8000", "--log-interval", "50"),
+        *(sys.executable, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "CartPole-v1", "--n-timesteps", "16000"),
+        *("--seed", "3", "--device", "cpu", "--num-threads", "1", "--eval-freq", "4000", "--log-interval", "20"),
         *("--log-folder", "logs", "--hyperparams", callback, *arguments),
     ]
 
@@ -902,9 +904,9 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
         folder.mkdir()
     command = zoo_command("--track")
     subprocess.run(command, cwd=reference, env=environment, check=True, capture_output=True)
-    assert start_and_kill(command, killed, signal.SIGKILL, environment, step=8000) == -signal.SIGKILL
+    assert start_and_kill(command, killed, signal.SIGKILL, environment, step=4000) == -signal.SIGKILL
     if os.name == "posix":
-        assert start_and_kill(command, killed, signal.SIGTERM, environment, step=24000) == -signal.SIGTERM
+        assert start_and_kill(command, killed, signal.SIGTERM, environment, step=10000) == -signal.SIGTERM
     # What does not change the numbers may change
     output = subprocess.run(
         [*command, "--verbose", "0"], cwd=killed, env=environment, check=True, capture_output=True, text=True
@@ -939,20 +941,21 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
 
 def test_a_zoo_command_without_a_seed_resumes_with_the_seed_of_its_run(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    command = [*zoo_command("--track"), "-n", "16000"]
+    command = [*zoo_command("--track"), "-n", "8000"]
     at = command.index("--seed")
     del command[at : at + 2]
-    assert start_and_kill(command, tmp_path, signal.SIGKILL, environment, step=8000) == -signal.SIGKILL
+    assert start_and_kill(command, tmp_path, signal.SIGKILL, environment, step=4000) == -signal.SIGKILL
     run = tmp_path / "logs" / "qa2c" / "CartPole-v1_1"
     seed = read_json(run / "checkpoints" / "run.json")["seed"]
     output = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
     assert f"Seed: {seed}, that of the run" in output and "Resuming from step" in output
     assert dict(yaml.load((run / "CartPole-v1" / "args.yml").read_text(), Loader=yaml.UnsafeLoader))["seed"] == seed
     assert read_json(run / "checkpoints" / "run.json")["seed"] == seed
-    assert [config["seed"] for config in wandb_configs(tmp_path)] == [seed, seed]
+    # W&B may have lost that of the process that was killed
+    assert wandb_configs(tmp_path)[-1]["seed"] == seed
 
     # As if it had been given, and the training never stopped
-    with_seed = [*zoo_command("--seed", str(seed)), "-n", "16000"]
+    with_seed = [*zoo_command("--seed", str(seed)), "-n", "8000"]
     subprocess.run([*with_seed, "--log-folder", "other"], cwd=tmp_path, env=environment, check=True, capture_output=True)
     models = [QA2C.load(tmp_path / folder / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip") for folder in ("logs", "other")]
     assert models[0].seed == models[1].seed == seed

@@ -154,6 +154,9 @@ class ExactCheckpointCallback(BaseCallback):
         root = self.locals["callback"]
         if isinstance(root, CallbackList):
             root.callbacks = [callback for callback in root.callbacks if callback is not self._log_interval_callback]
+        for output_format in [f for f in self.model.logger.output_formats if isinstance(f, WandbOutputFormat)]:
+            output_format.close()
+            self.model.logger.output_formats.remove(output_format)
         self._signals.release()
         self._lock.release(force=True)
         self._lock = None

@@ -79,8 +79,9 @@ def wandb_run_id(folder: str | os.PathLike) -> str | None:
 
 
 def active_wandb_run() -> Any:
-    """:return: the run of Weights & Biases that is active; None if there is none, or W&B is not even imported"""
-    return getattr(sys.modules.get("wandb"), "run", None)
+    """:return: the run of Weights & Biases that is active; None if there is none, it is disabled, or W&B is not imported"""
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    return None if run is None or run.disabled else run
 
 
 def wandb_identity() -> dict[str, str] | None:

@@ -18,6 +18,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticCnnPolicy
+from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.curves import CurvesCallback
@@ -113,10 +114,13 @@ class StudyManager(ExperimentManager):
 def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dtype: str) -> None:
     """
     :param algorithm: Algorithm
-    :param hyperparams: Its arguments for Atari games, changed in place: the network is the same, computed faster
+    :param hyperparams: Its arguments for Atari games, changed in place: the network is the same, computed faster. One with
+        another features extractor stays as it is.
     :param dtype: Precision of ``LeanNatureCNN``
     """
     policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
+    if policy_kwargs.get("features_extractor_class", NatureCNN) != NatureCNN:
+        return
     extractor_kwargs = {**policy_kwargs.get("features_extractor_kwargs", {}), "dtype": dtype}
     policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
     hyperparams["policy_kwargs"] = policy_kwargs
