@@ -6,7 +6,16 @@ import sys
 import pytest
 
 from sb3_qac.__main__ import main
-from sb3_qac.study.benchmark import BASELINE, CONTENDERS, measure_parts, measure_training, run_benchmark, tables, write_report
+from sb3_qac.study.benchmark import (
+    BASELINE,
+    CONTENDERS,
+    contenders_of,
+    measure_parts,
+    measure_training,
+    run_benchmark,
+    tables,
+    write_report,
+)
 
 PONG = "PongNoFrameskip-v4"
 
@@ -20,10 +29,17 @@ def test_every_contender_is_measured(contender):
 
 
 def test_on_vectors_qa2c_is_compared_with_a2c():
-    report = run_benchmark("CartPole-v1", [2], seconds=0.1, repeats=1, device="cpu")
-    names = [BASELINE.name, CONTENDERS[1].name]
-    assert [row["contender"] for row in report["measurements"] if "steps_per_second" in row] == names
-    assert all(f"| {name} |" in "\n".join(tables(report)) for name in names)
+    contenders = contenders_of("CartPole-v1")
+    assert contenders == (BASELINE, CONTENDERS[1])
+    measure = dict(env_id="CartPole-v1", n_envs=2, seconds=0.05, device="cpu")
+    rows = [
+        {"round": 0, "n_envs": 2, "contender": contender.name, **found(contender, **measure)}
+        for contender in contenders
+        for found in (measure_training, measure_parts)
+    ]
+    report = dict(env_id="CartPole-v1", processor="CPU", cores=2, device="cpu", repeats=1, seconds=0.05, measurements=rows)
+    text = "\n".join(tables(report))
+    assert all(f"| {contender.name} |" in text for contender in contenders) and "native" not in text
 
 
 def row(contender, round_, **figures):

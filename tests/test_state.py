@@ -20,7 +20,11 @@ from sb3_qac.resume.checkpoints import load_checkpoint, save_checkpoint
 from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.state import StateError, get_state, set_state
 
-GAMES = [f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")]
+SLOW_GAMES = [f"{game}NoFrameskip-v4" for game in ("SpaceInvaders", "Seaquest", "BeamRider")]
+GAMES = [
+    *(f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "Qbert")),
+    *(pytest.param(env_id, marks=pytest.mark.slow) for env_id in SLOW_GAMES),
+]
 
 
 def play(env, rng, n_steps):
