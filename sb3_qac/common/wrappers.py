@@ -44,9 +44,9 @@ class NewGameOnReset(gym.Wrapper):
     """
     Lets every evaluation of an Atari game start with a new one. Put it outside SB3's ``AtariWrapper``, as the presets do.
 
-    There, where the loss of a life ends an episode, any ``reset`` goes on with an unfinished game. That is right after such a
+    There, where the loss of a life ends an episode, any ``reset`` continues an unfinished game. That is right after such a
     loss, but ``EvalCallback`` also resets at the start of an evaluation: its first games would be those of an older policy,
-    and would have its scores. With this wrapper only a reset right after the end of an episode can go on with a game, so
+    and would have its scores. With this wrapper only a reset right after the end of an episode can continue a game, so
     that nothing changes in training.
 
     :param env: Environment

@@ -75,7 +75,7 @@ def constructor_arguments(obj: Any) -> set[str]:
 
 def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     """
-    :param model: Model that is to go on
+    :param model: Model that resumes the training
     :param state: What ``model_state`` gave
     :return: what differs, as far as both name it: former versions of this package compared fewer settings
     """
@@ -97,9 +97,9 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
 
 def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
     """
-    :param model: Model that is to go on
-    :param checkpoint: Checkpoint that it is to go on from
-    :raises CheckpointError: if it is that of another training; the message names the newest one beside it that is of this one
+    :param model: Model that resumes the training
+    :param checkpoint: Checkpoint to resume from
+    :raises CheckpointError: if it is that of another training; the message names the newest one of this training in the folder
     """
     different = differences(model, checkpoint.state)
     if not different:

@@ -51,7 +51,7 @@ class ResumedTensorBoard(TensorBoardOutputFormat):
     def instead_of(cls, output_format: TensorBoardOutputFormat, folder: Path) -> "ResumedTensorBoard":
         """
         :param output_format: Output that was just opened and is empty; its file is removed, and its folder if it is empty then
-        :param folder: Folder to go on in
+        :param folder: Folder whose logs to continue
         :return: Output into the folder
         """
         opened = Path(output_format.writer.log_dir)

@@ -90,14 +90,14 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
 
 def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolicyAlgorithm:
     """
-    Bring a model to where a training was, ready to go on.
+    Bring a model to where a training was, ready to resume it.
 
     With an ``ExactCheckpointCallback`` in the same folder, ``learn`` with the arguments of the first time does the rest.
-    Without it, ``model.learn(steps_to_go, reset_num_timesteps=False)`` goes on with the same numbers, but in new log files.
+    Without it, ``model.learn(remaining_steps, reset_num_timesteps=False)`` gives the same numbers, but in new log files.
 
-    :param model: A model that was made as the one that was trained, with environments made as its were
-    :param path: Folder of checkpoints, for the newest good one (with a warning if the training went on behind it and ended
-        inside a rollout, where there is none), or one of them
+    :param model: A model made in the same way as the one that was trained, and its environments too
+    :param path: A checkpoint, or a folder of checkpoints, for the newest good one. It warns if the training ended inside a
+        rollout, after its newest checkpoint.
     :return: The model: parameters, optimizer, counters, environments and random generators are those of the checkpoint
     :raises CheckpointError: if there is none, it is damaged, or it is that of another training
     """

@@ -51,7 +51,7 @@ def seeded_random_state(seed: int | None) -> dict[str, Any]:
 @contextmanager
 def random_state(state: dict[str, Any]) -> Iterator[None]:
     """
-    Within it, the global generators are others: those of ``state``, which goes on from where it was left.
+    Within it, the global generators have another state: ``state``, which keeps what is drawn.
 
     :param state: What ``get_random_state`` or ``seeded_random_state`` gave; updated at the end
     """

@@ -69,7 +69,7 @@ class WandbOutputFormat(KVWriter):
 
 def wandb_run_id(folder: str | os.PathLike) -> str | None:
     """
-    For ``wandb.init(id=wandb_run_id("runs/pong"), resume="allow")``, which goes on with the run that was.
+    For ``wandb.init(id=wandb_run_id("runs/pong"), resume="allow")``, which resumes the run.
 
     :param folder: Folder of checkpoints
     :return: id of the training's run of Weights & Biases; None if there is none yet

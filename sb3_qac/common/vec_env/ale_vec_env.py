@@ -25,7 +25,7 @@ class AleVecEnv(VecEnv):
     """
     Atari games that ale-py steps and preprocesses together in C++ threads, as an SB3 ``VecEnv``.
 
-    It stands for SB3's ``make_atari_env``: no-ops and FIRE at a reset, frame skip with the maximum of two frames, grey
+    It replaces SB3's ``make_atari_env``: no-ops and FIRE at a reset, frame skip with the maximum of two frames, grey
     84 x 84 images, life loss, clipped rewards, and ``info["episode"]`` with the **raw** score as of ``Monitor``. The
     parameters have the names of ``AtariWrapper``. The frames are those of gymnasium's ``AtariPreprocessing``, bit for bit;
     docs/ale_vec_env.md tabulates what is different from SB3's wrappers.
@@ -38,10 +38,10 @@ class AleVecEnv(VecEnv):
     :param n_envs: Number of environments
     :param seed: Seed of the first environment, those after it count up from there; at random if None
     :param monitor_dir: Folder for the monitor files, one for each environment; None writes none
-    :param noop_max: A game starts with fewer than so many frames of no-ops and FIRE, as many as chance has it; 0 for no no-ops
+    :param noop_max: A game starts with a random number of frames of no-ops and FIRE, below this one; 0 for no no-ops
     :param frame_skip: Frames for which an action is repeated
     :param screen_size: Width and height of the images
-    :param terminal_on_life_loss: Whether the loss of a life ends an episode (the game goes on)
+    :param terminal_on_life_loss: Whether the loss of a life ends an episode (the game continues)
     :param clip_reward: Whether rewards are clipped to their sign
     :param fire_reset: Whether FIRE is pressed at the start of a game and, with ``terminal_on_life_loss``, of a life, where
         the game has that action. At the start of a life it takes the place of the action given.
@@ -184,7 +184,7 @@ class AleVecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{"lives": lives} for lives in info["lives"].tolist()]
 
         if self.terminal_on_life_loss:
-            # As SB3's EpisodicLifeEnv: at 0 lives some games go on for a few frames before they end
+            # As SB3's EpisodicLifeEnv: at 0 lives some games continue for a few frames before they end
             self._life_lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~game_over
             for i in np.flatnonzero(self._life_lost).tolist():
                 infos[i].update({"terminal_observation": obs[i], "TimeLimit.truncated": False})
