@@ -38,7 +38,7 @@ def wheel(tmp_path_factory):
     return built, source
 
 
-@pytest.fixture(params=["wheel", "editable"])
+@pytest.fixture(params=["wheel", pytest.param("editable", marks=pytest.mark.slow)])
 def installed(request, wheel, tmp_path):
     """
     :return: interpreter of a new environment with the package installed, and nothing else of ours: the dependencies are
@@ -56,7 +56,7 @@ def installed(request, wheel, tmp_path):
     return python
 
 
-def test_literal_command_works_after_one_install(installed, tmp_path):
+def test_literal_command_works_after_one_install_and_nothing_stays_after_an_uninstall(installed, tmp_path):
     command = [installed, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "CartPole-v1", "-n", 100, "--eval-freq", -1]
     printed = call(*command, cwd=tmp_path)
     assert "Saving to logs/qa2c/CartPole-v1_1" in printed
@@ -68,6 +68,9 @@ def test_literal_command_works_after_one_install(installed, tmp_path):
     )
     origin = call(installed, "-c", "import sb3_qac; print(sb3_qac.__file__)", cwd=tmp_path).strip()
     assert not origin.startswith(str(ROOT)), "the package of the tests was tested, not the one installed"
+    call(installed, "-m", "pip", "uninstall", "-y", "sb3_qac", cwd=tmp_path)
+    site_packages = Path(call(installed, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    assert list(site_packages.glob("*sb3_qac*")) == []
 
 
 def test_wheel_holds_the_package_the_presets_and_the_start_up_files(wheel):
@@ -103,9 +106,3 @@ def test_editable_install_names_what_setuptools_no_longer_has(wheel, tmp_path):
     built = subprocess.run([sys.executable, "-c", program], cwd=wheel[1], capture_output=True, text=True)
     assert built.returncode != 0
     assert "needs `editable_wheel._run_build_commands`" in built.stderr and "'setuptools<85'" in built.stderr
-
-
-def test_uninstall_leaves_no_start_up_file(installed, tmp_path):
-    call(installed, "-m", "pip", "uninstall", "-y", "sb3_qac", cwd=tmp_path)
-    site_packages = Path(call(installed, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
-    assert list(site_packages.glob("*sb3_qac*")) == []

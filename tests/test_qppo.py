@@ -336,6 +336,7 @@ def test_learns_the_identity(variant):
     assert untrained < 70 < 95 < trained
 
 
+@pytest.mark.slow
 def test_learns_cartpole():
     """An untrained policy stands for some 20 steps."""
     env = make_vec_env("CartPole-v1", 8, seed=0)

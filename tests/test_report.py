@@ -1,8 +1,6 @@
 """The report of a study, from folders that are written here, so that every number in it is known."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -10,6 +8,7 @@ import pytest
 from PIL import Image
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
+from sb3_qac.__main__ import main
 from sb3_qac.study import analysis
 from sb3_qac.study.analysis import paragraphs
 from sb3_qac.study.loading import load_study
@@ -204,8 +203,8 @@ def test_a_single_group_is_not_compared(tmp_path):
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path):
-    result = subprocess.run([sys.executable, "-m", "sb3_qac", "report", str(tmp_path)], capture_output=True, text=True)
-    assert result.returncode == 1 and "There is no run of a study in" in result.stderr and "Traceback" not in result.stderr
+    with pytest.raises(SystemExit, match="There is no run of a study in"):
+        main(["report", str(tmp_path)])
 
 
 def test_welchs_interval_is_that_of_the_textbook():
