@@ -272,7 +272,7 @@ def test_a_difference_in_steps_is_written_out(tmp_path):
         write_run(tmp_path, group, seed, returns)
     text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=18))
     # 20,000 and 20,000 steps against 1,000 and 20,000: standard error 9,500, one degree of freedom, whose t is 12.7062
-    assert "To reach 18, the difference of all-action to a2c is -9,500 steps (95 % interval -130,209 to +111,209" in text
+    assert "To reach 18, the difference (all-action minus a2c) is -9,500 steps (95 % interval -130,209 to +111,209" in text
 
 
 def test_beta_has_a_panel_of_its_own(study):

@@ -100,7 +100,7 @@ class ExactCheckpointCallback(BaseCallback):
             self._isolate(evaluation)
         root = self.locals["callback"]
         if isinstance(root, CallbackList) and self._log_interval_callback not in root.callbacks:
-            # It comes last, so that its row has what the others record at the end of a rollout. The user's list stays unchanged
+            # It comes last, so that its row has what the others record at the end of a rollout. A copy: the list is the user's
             self._log_interval_callback.init_callback(self.model)
             root.callbacks = [*root.callbacks, self._log_interval_callback]
 

@@ -39,8 +39,8 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
     written into the run's folder.
 
     :param folder: Folder of a run with snapshots
-    :return: ``noise_to_signal`` and ``variance``, both for 1,000 steps; None for algorithms without such a gradient, or
-        without snapshots
+    :return: ``noise_to_signal`` and ``variance``, both for 1,000 steps; None if the algorithm has no such gradient, or the run
+        has no snapshots
     """
     register()
     run = read_run(folder)
@@ -91,7 +91,7 @@ def gradients_of_updates(model: OnPolicyAlgorithm, n_steps: int) -> tuple[list[t
 def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float] | None]]) -> Iterator[str]:
     """
     :param groups: Records by rung
-    :param noise: Result of ``noise_of_run`` for each
+    :param noise: Result of ``noise_of_run`` for each run
     :return: lines of a Markdown table
     """
     yield (
@@ -115,7 +115,7 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
 
 
 def _median(values: Sequence[float | None], form: str) -> str:
-    # A figure that was never reached, or that noise hides, counts as infinite
+    # A value that was never reached, or that is hidden by noise, counts as infinite
     median = np.median([np.inf if value is None else value for value in values]) if values else np.inf
     return f"{median:{form}}" if np.isfinite(median) else "-"
 
@@ -183,9 +183,9 @@ def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         yield ""
     actions = "the most probable" if settings["deterministic"] else "sampled"
     yield (
-        "pi(a), Q(a) and V are those of the state s_t. G_t is the discounted return to the end of the episode, R_t the n-step "
+        "pi(a), Q(a) and V belong to the state s_t. G_t is the discounted return to the end of the episode, R_t the n-step "
         "return, V~ = sum_a pi(a) Q(a). The weights of ln pi are constants for the gradient. "
-        f"An evaluation is {settings['n_eval_episodes']} episodes with {actions} actions; the table has the mean of the "
+        f"An evaluation is {settings['n_eval_episodes']} episodes with {actions} actions; the table shows the mean of the "
         f"last one over seeds and its standard error. Solved: an evaluation of {SOLVED:g} or more. Variance: the trace of "
         "the covariance of the gradient of the policy's last layer, in the middle of the training, for an update from 1,000 "
         "steps. It has the scale of the weight of ln pi. Noise / signal is the variance over the squared expectation, and "
