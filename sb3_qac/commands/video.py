@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     )
     video.add_argument("folder", type=Path, metavar="RUN", help="folder of a run of a study")
     video.add_argument("--games", type=int, default=3, help="number of whole games in each video")
-    video.add_argument("--fps", type=int, default=30, help="images per second; Atari games run at 15, every fourth image of 60")
+    video.add_argument("--fps", type=int, default=30, help="images per second; Atari games run at 15 (every fourth of 60)")
     video.add_argument("--gif", action="store_true", help="also write the beginning as a GIF")
     video.add_argument("--output", type=Path, help="folder for the videos; default: videos in the folder of the run")
     video.add_argument("--json", action="store_true", help="print the raw returns of the games as JSON")

@@ -35,8 +35,8 @@ OF_DQN = " DQN's sampled actions are greedy, except for the random ones of its e
 def noise_of_run(folder: Path) -> dict[str, float] | None:
     """
     Measure how noisy the actor's gradient is in the middle of a run: the trace of the covariance of the gradient of the
-    policy's last layer over the square of its expectation, for an update from 1,000 environment steps. The result is
-    written into the run's folder.
+    policy's last layer over the square of its expectation, for an update from 1,000 environment steps. The result is written
+    to the run's folder.
 
     :param folder: Folder of a run with snapshots
     :return: ``noise_to_signal`` and ``variance``, both for 1,000 steps; None if the algorithm has no such gradient, or the run
@@ -59,7 +59,7 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
         moments.add({run.group: gradient})
     figures = moments.summary()[run.group]
     noise = {name: figures[name] * steps / 1000 for name in ("noise_to_signal", "variance")}
-    # JSON knows no nan
+    # JSON has no nan
     known = {name: figure for name, figure in noise.items() if np.isfinite(figure)}
     write_atomically(folder / NOISE_FILE, json.dumps(known).encode())
     return noise
@@ -67,7 +67,7 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
 
 def gradients_of_updates(model: OnPolicyAlgorithm, n_steps: int) -> tuple[list[th.Tensor], float]:
     """
-    Let an algorithm collect rollouts and compute its gradients, without learning from them.
+    Make an algorithm collect rollouts and compute its gradients, without learning from them.
 
     :param model: Model with its environment
     :param n_steps: Environment steps to collect
@@ -153,7 +153,7 @@ def write_page(folder: Path, jobs: int = 1) -> Path:
     :param folder: Folder of a study of the rungs, packed or not
     :param jobs: Number of runs whose gradient noise is measured at the same time
     :return: the Markdown file in that folder; an HTML file and the plot are in it too
-    :raises ValueError: if there is no run of a rung in the folder
+    :raises ValueError: if the folder has no run of a rung
     """
     found = load_study(folder).get("CartPole-v1", {})
     groups = {name: found[name] for name in RUNGS if name in found}
@@ -168,7 +168,7 @@ def write_page(folder: Path, jobs: int = 1) -> Path:
 def _noise_of(record: Record) -> dict[str, float] | None:
     if (record.folder / "run.json").is_file():
         return noise_of_run(record.folder)
-    # A packed run has the figures of its last page
+    # A packed run has the figures from when its page was last written
     known = {name: figure for name, figure in record.figures.items() if name in ("noise_to_signal", "variance")}
     return known if "variance" in known else None
 

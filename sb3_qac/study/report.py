@@ -16,7 +16,7 @@ from sb3_qac.study.statistics import pooled, standard_error
 
 # Line styles differ because two curves may be identical
 STYLES = ("-", "--", ":", "-.")
-# These groups always have the same colours, whatever else is drawn
+# These groups always look the same, whatever else is drawn
 USUAL = ("a2c", "all-action", "all-action-baseline", "beta-loo")
 STOPPED = (
     " A thin line that ends in a dot is a run that stopped when it reached its return. From there on, its last evaluation "
