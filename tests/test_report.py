@@ -115,7 +115,7 @@ def test_evaluations_at_the_same_steps_are_compared(tmp_path):
     text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=None))
     assert "At 4,000 steps" in text and "all-action returns 40.00 and a2c 40.00. The difference is +0" in text
     # The mean of 20 and 40 for both
-    assert "up to there it is +0" in text
+    assert "up to that point, it is +0" in text
 
 
 def test_a_run_without_evaluation_does_not_stand_in_the_way_of_the_others(tmp_path):
@@ -287,7 +287,7 @@ def test_what_beta_changes_is_computed(study):
     text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
     # 21 and 27 against 18 and 24 at 2,000 steps; over both evaluations 12 and 15 against 9.5 and 13.5
     assert "beta-loo returns 24.00 and all-action 21.00. The difference is +3 (95 % interval" in text
-    assert "up to there it is +2 (95 % interval" in text
+    assert "up to that point, it is +2 (95 % interval" in text
     # 11 and 20 at 2,000 steps; 6 and 12.5 over both
     assert (
         "**beta-loo against a2c.**" in text and "beta-loo returns 24.00 and a2c 15.50" in text and "it is +4.25 (95 %" in text

@@ -23,9 +23,7 @@ def add_parser(commands: Any) -> None:
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
         formatter_class=HelpFormatter,
     )
-    study.add_argument(
-        "env", help=f"environment, or one of {', '.join(STUDIES)}: these names may change the defaults below"
-    )
+    study.add_argument("env", help=f"environment, or one of {', '.join(STUDIES)}: these names may change the defaults below")
     study.add_argument(
         "--algos",
         nargs="+",
