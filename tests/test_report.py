@@ -253,7 +253,7 @@ def test_every_number_of_the_analysis_is_computed(study):
     assert "1 of 2 runs of a2c reach 18, after 2,000 steps (0.0 hours)." in text
     assert "2 of 2 runs of all-action reach 18, after 2,000 and 2,000 steps" in text
     assert "all-action-baseline returns 21.00 and all-action 21.00. The difference is +0 (95 % interval" in text
-    assert f"standard deviation over seeds of one algorithm is {6 / np.sqrt(2):.2g} there" in text
+    assert f"standard deviation over seeds of one algorithm is {6 / np.sqrt(2):.2g} at that point" in text
     assert "On 2 networks of these runs" in text and "differ by 1.0e-07 to 3.0e-07 of their length" in text
     assert "divides the variance by 4 to 9" in text
     # A network that has learnt nothing yet says nothing of why
