@@ -11,8 +11,6 @@ from sb3_qac.resume.state import equal, get_attributes, get_plain_attributes, ge
 
 # Attributes of callbacks that belong to this process, and one that SB3's StopTrainingOnMaxEpisodes computes from a setting
 CALLBACK_ATTRIBUTES_SKIPPED = frozenset({"model", "parent", "locals", "globals", "verbose", "_total_max_episodes"})
-
-
 # Packages whose objects are displays or services: they are not part of a callback's state
 SERVICES = ("matplotlib", "optuna", "rich", "tensorboard", "torch.utils.tensorboard", "tqdm", "wandb")
 

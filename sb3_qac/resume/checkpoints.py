@@ -24,18 +24,10 @@ from sb3_qac.resume.state import ObjectState, is_plain
 
 FORMAT, VERSION = "sb3_qac checkpoint", 1
 NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
-
-
 TAG = "!"
-
-
 # Types that safetensors stores directly; other arrays are stored as bytes
 ARRAY_TYPES = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 bool".split())
-
-
 CONTAINERS: dict[str, Any] = {"dict": dict, "tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset}
-
-
 # In bytes: enough for NumPy's largest number and for a vector register
 ALIGNMENT = 64
 

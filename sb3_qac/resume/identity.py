@@ -13,8 +13,6 @@ from sb3_qac.resume.state import equal, is_plain
 
 # Arguments of algorithms that do not change the numbers, or that are compared in another way
 ARGUMENTS_NOT_COMPARED = frozenset({"policy", "policy_kwargs", "env", "learning_rate", "tensorboard_log", "verbose", "device"})
-
-
 SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
 
 

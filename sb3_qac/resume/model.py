@@ -16,8 +16,6 @@ from sb3_qac.resume.random_state import set_random_state
 from sb3_qac.resume.state import get_state, is_plain, set_state
 
 SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
-
-
 # State of a model's training, without its policy
 MODEL_ATTRIBUTES = (
     "num_timesteps",

@@ -30,8 +30,6 @@ SKIPPED_ATTRIBUTES = frozenset(
     {"spec", "metadata", "class_attributes", "buf_infos", "reset_infos"}
     | {"_cached_spec", "_metadata", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
 )
-
-
 CONSTANTS = (
     types.ModuleType,
     types.FunctionType,
@@ -50,8 +48,6 @@ CONSTANTS = (
     RemovableHandle,
     gym.envs.registration.EnvSpec,
 )
-
-
 # Classes of objects whose number does not change during a training
 BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 

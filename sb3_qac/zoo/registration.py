@@ -36,8 +36,6 @@ from sb3_qac.zoo.search_space import (
 )
 
 PACKAGE = Path(__file__).parent.parent
-
-
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinforce": REINFORCE}
 
 
