@@ -494,6 +494,13 @@ def test_a_number_of_checkpoints_is_whole():
         ExactCheckpointCallback("folder", keep=1.5)
 
 
+@pytest.mark.parametrize("parent", [lambda child: EveryNTimesteps(100, child), lambda child: [EveryNTimesteps(100, child)]])
+def test_as_the_child_of_an_event_it_is_refused(parent, tmp_path):
+    """Which tells its child neither of rollouts nor of their ends: there would not be one checkpoint."""
+    with pytest.raises(ValueError, match="EveryNTimesteps .* `save_freq`"):
+        make_model(QA2C).learn(100, parent(ExactCheckpointCallback(tmp_path)))
+
+
 def test_a_missing_folder_is_asked_for():
     with pytest.raises(ValueError, match="`folder` is missing"):
         make_model(QA2C).learn(100, ExactCheckpointCallback())
@@ -1071,6 +1078,23 @@ def test_rows_that_wandb_has_are_not_logged_again_and_others_are(tmp_path):
         resumed.close()
         assert {i: row["x"] for i, row in resumed_run.rows.items()} == {i: i for i in range(n_there, 12)}
         assert resumed_run.n_warnings == 0
+
+
+def test_wandb_gets_each_row_once_when_learn_is_called_again_in_the_same_process(tmp_path, monkeypatch):
+    run = types.SimpleNamespace(id="one", project="p", entity="e", disabled=False)
+    run = type("Run", (WandbRun,), vars(run) | {"settings": types.SimpleNamespace(sync_tensorboard=False)})()
+    monkeypatch.setattr(wandb, "run", run)
+    model = make_model(QA2C)
+    for end, n_steps in ((300, 640), (np.inf, 640), (np.inf, 1280)):
+        with pytest.raises(Interrupted) if end == 300 else contextlib.nullcontext():
+            model.learn(n_steps, [InterruptAt(end), ExactCheckpointCallback(tmp_path, save_freq=100)], log_interval=2)
+        model.logger.close()
+    assert [row["global_step"] for row in run.rows.values()] == list(range(64, 1281, 64))
+
+    # Another run has none of them
+    monkeypatch.setattr(wandb, "run", type(run)())
+    model.learn(1280, [InterruptAt(np.inf), ExactCheckpointCallback(tmp_path)], log_interval=2)
+    assert wandb.run.rows == run.rows
 
 
 def test_rows_of_the_users_own_do_not_crowd_ours_out(tmp_path):

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import IO, Any
 
 from filelock import FileLock, Timeout
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EventCallback, ProgressBarCallback
 from stable_baselines3.common.logger import (
     CSVOutputFormat,
     HumanOutputFormat,
@@ -94,6 +94,11 @@ class ExactCheckpointCallback(BaseCallback):
         check_supported(self.model)
         if self.folder is None:
             raise ValueError("`folder` is missing: ExactCheckpointCallback(folder='runs/my-run')")
+        if isinstance(self.parent, EventCallback):
+            raise ValueError(
+                f"{type(self.parent).__name__} does not tell its callback of rollouts, between which checkpoints are written. "
+                "Give ExactCheckpointCallback to `learn` itself, in the list of callbacks, with a `save_freq`."
+            )
         self._rollout_is_complete, self._state_to_restore = False, None
         self._take_folder(self.folder)
         for evaluation in self._evaluations():
