@@ -12,9 +12,10 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import obs_as_tensor, polyak_update
 
 from sb3_qac import QA2C
-from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.policies import PixelActorCriticCnnPolicy
+from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN
 from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
-from sb3_qac.study.manager import StudyManager
+from sb3_qac.study.manager import StudyManager, use_lean_cnn
 from sb3_qac.study.run import Run
 from sb3_qac.zoo import register
 
@@ -130,6 +131,44 @@ def test_images_come_the_same_way_into_rollouts_updates_and_predict(algorithm, d
         th.testing.assert_close(log_prob, logits[th.arange(8), actions], rtol=0, atol=0)
         _, values, _ = policy(obs)
         th.testing.assert_close(values, policy.predict_values(obs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+@pytest.mark.parametrize("policy", ["CnnPolicy", PixelActorCriticCnnPolicy])
+def test_pixels_of_another_type_are_pixels(policy, kind):
+    """As for SB3's policies with ``NatureCNN``: ``predict`` takes what the user made of an image."""
+    algorithm = QA2C if policy == "CnnPolicy" else A2C
+    model = algorithm(policy, image_env(), policy_kwargs=dict(features_extractor_class=LeanNatureCNN), seed=0)
+    pixels, others = (model.policy.obs_to_tensor(images(4).astype(dtype))[0] for dtype in (np.uint8, kind))
+    with th.no_grad():
+        values, same = model.policy.predict_values(pixels), model.policy.predict_values(others)
+    th.testing.assert_close(same, values, rtol=0, atol=0)
+
+
+def test_images_that_sb3_normalises_are_the_same_with_the_checks_of_nature_cnn_switched_off():
+    features = []
+    for extractor in (NatureCNN, LeanNatureCNN):
+        kwargs = dict(features_extractor_class=extractor, features_extractor_kwargs=dict(normalized_image=True))
+        policy = QA2C("CnnPolicy", image_env(), policy_kwargs=kwargs, seed=0).policy
+        with th.no_grad():
+            features.append(policy.extract_features(policy.obs_to_tensor(images(4))[0]))
+    th.testing.assert_close(features[1], features[0], rtol=0, atol=1e-5)
+
+
+class OwnCNN(LeanNatureCNN):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "used"), [(NatureCNN, LeanNatureCNN), (LeanNatureCNN, LeanNatureCNN), (OwnCNN, OwnCNN), (MinAtarCNN, MinAtarCNN)]
+)
+def test_a_study_computes_nature_cnn_faster_and_leaves_other_networks_alone(given, used):
+    hyperparams = dict(policy="CnnPolicy", policy_kwargs=dict(features_extractor_class=given, features_extractor_kwargs=None))
+    use_lean_cnn(A2C, hyperparams, "bfloat16")
+    assert hyperparams["policy_kwargs"]["features_extractor_class"] is used
+    assert hyperparams["policy_kwargs"]["features_extractor_kwargs"] == (
+        dict(dtype="bfloat16") if used is LeanNatureCNN else None
+    )
 
 
 def test_a_target_network_follows_its_network_in_bfloat16():

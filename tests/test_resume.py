@@ -201,6 +201,22 @@ def test_evaluations_do_not_change_a_training(tmp_path):
     assert all(map(th.equal, plain.policy.state_dict().values(), evaluated.policy.state_dict().values()))
 
 
+def test_an_evaluation_of_two_trainings_is_resumed_exactly(tmp_path):
+    def train_twice(folder, stop):
+        eval_env = make_vec_env("CartPole-v1", 2, seed=5)
+        evaluation = EvalCallback(eval_env, n_eval_episodes=3, eval_freq=100, deterministic=False, log_path=folder, verbose=0)
+        for steps, end in ((400, np.inf), (2000, stop)):
+            checkpoint = ExactCheckpointCallback(folder / str(steps), save_freq=300, verbose=0)
+            make_model(QA2C).learn(steps, [evaluation, InterruptAt(end), checkpoint])
+        return evaluation.evaluations_results
+
+    straight = train_twice(tmp_path / "straight", np.inf)
+    with pytest.raises(Interrupted):
+        train_twice(tmp_path / "resumed", 1000)
+    resumed = train_twice(tmp_path / "resumed", np.inf)
+    assert resumed == straight and len(straight) == 6
+
+
 def test_a_checkpoint_follows_each_evaluation(tmp_path):
     evaluation = EvalCallback(make_vec_env("CartPole-v1", 1, seed=3), eval_freq=100, deterministic=False, verbose=0)
     make_model(QA2C).learn(2000, [evaluation, ExactCheckpointCallback(tmp_path, save_freq=10**6, keep=100)])
@@ -473,6 +489,18 @@ def test_numbers_below_one_are_refused(name):
         ExactCheckpointCallback("folder", **{name: 0})
 
 
+def test_a_number_of_checkpoints_is_whole():
+    with pytest.raises(ValueError, match="`keep` must be an integer, at least 1, but 1.5"):
+        ExactCheckpointCallback("folder", keep=1.5)
+
+
+@pytest.mark.parametrize("parent", [lambda child: EveryNTimesteps(100, child), lambda child: [EveryNTimesteps(100, child)]])
+def test_as_the_child_of_an_event_it_is_refused(parent, tmp_path):
+    """Which tells its child neither of rollouts nor of their ends: there would not be one checkpoint."""
+    with pytest.raises(ValueError, match="EveryNTimesteps .* `save_freq`"):
+        make_model(QA2C).learn(100, parent(ExactCheckpointCallback(tmp_path)))
+
+
 def test_a_missing_folder_is_asked_for():
     with pytest.raises(ValueError, match="`folder` is missing"):
         make_model(QA2C).learn(100, ExactCheckpointCallback())
@@ -518,6 +546,24 @@ def test_ctrl_c_stops_after_the_update_with_a_checkpoint(tmp_path, capfd):
     assert not json.loads((tmp_path / "run.json").read_text())["finished"]
     model = make_model(QA2C).learn(2000, [SignalAt(signal.SIGINT), ExactCheckpointCallback(tmp_path)])
     assert all(map(th.equal, straight.policy.state_dict().values(), model.policy.state_dict().values()))
+
+
+@pytest.mark.parametrize(("end", "steps"), [(np.inf, [0, 128]), (100, [0])])
+def test_ctrl_c_in_the_last_update_is_handled_too(end, steps, tmp_path):
+    """``learn`` would come to its end as if nothing had been pressed, and the script would start the next training."""
+
+    class StopAt(BaseCallback):
+        def _on_step(self):
+            return self.num_timesteps < end
+
+    callback = CallbackList([SignalAt(signal.SIGINT), ExactCheckpointCallback(tmp_path), StopAt()])
+    with pytest.raises(KeyboardInterrupt):
+        make_model(QA2C).learn(128, callback)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == steps
+    assert not read_json(tmp_path / "run.json")["finished"]
+    make_model(QA2C).learn(128, [SignalAt(signal.SIGINT, times=0), ExactCheckpointCallback(tmp_path), StopAt()])
+    assert read_json(tmp_path / "run.json")["finished"]
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
@@ -1032,6 +1078,23 @@ def test_rows_that_wandb_has_are_not_logged_again_and_others_are(tmp_path):
         resumed.close()
         assert {i: row["x"] for i, row in resumed_run.rows.items()} == {i: i for i in range(n_there, 12)}
         assert resumed_run.n_warnings == 0
+
+
+def test_wandb_gets_each_row_once_when_learn_is_called_again_in_the_same_process(tmp_path, monkeypatch):
+    run = types.SimpleNamespace(id="one", project="p", entity="e", disabled=False)
+    run = type("Run", (WandbRun,), vars(run) | {"settings": types.SimpleNamespace(sync_tensorboard=False)})()
+    monkeypatch.setattr(wandb, "run", run)
+    model = make_model(QA2C)
+    for end, n_steps in ((300, 640), (np.inf, 640), (np.inf, 1280)):
+        with pytest.raises(Interrupted) if end == 300 else contextlib.nullcontext():
+            model.learn(n_steps, [InterruptAt(end), ExactCheckpointCallback(tmp_path, save_freq=100)], log_interval=2)
+        model.logger.close()
+    assert [row["global_step"] for row in run.rows.values()] == list(range(64, 1281, 64))
+
+    # Another run has none of them
+    monkeypatch.setattr(wandb, "run", type(run)())
+    model.learn(1280, [InterruptAt(np.inf), ExactCheckpointCallback(tmp_path)], log_interval=2)
+    assert wandb.run.rows == run.rows
 
 
 def test_rows_of_the_users_own_do_not_crowd_ours_out(tmp_path):

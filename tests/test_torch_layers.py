@@ -1,6 +1,8 @@
 """The lean Nature CNN is SB3's: same weights, same features, same learning, up to rounding."""
 
+import copy
 import itertools
+import pickle
 import platform
 import subprocess
 import sys
@@ -91,6 +93,20 @@ def test_weights_kept_for_a_rollout_are_those_of_the_parameters(dtype):
         seen.append(features())
     for before, after in itertools.pairwise(seen):
         assert (before - after).norm() > 1e-2 * before.norm()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_made_within_a_rollout_reads_its_own_weights(copied):
+    """Such as a target network, which SB3's ``polyak_update`` writes to through ``.data``."""
+    extractor = LeanNatureCNN(spaces.Box(0, 255, (4, 84, 84), np.uint8), dtype="bfloat16")
+    obs = images(2)
+    with th.no_grad(), extractor.constant_weights():
+        extractor(obs)
+        copy_of_it = copied(extractor)
+        before = copy_of_it(obs)
+        for parameter in copy_of_it.parameters():
+            parameter.data.mul_(0.5)
+        assert (copy_of_it(obs) - before).norm() > 0.1 * before.norm()
 
 
 def test_rollouts_of_qa2c_prepare_the_weights_once():

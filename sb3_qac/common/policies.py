@@ -19,7 +19,8 @@ class PixelPolicy(BasePolicy):
         :param features_extractor: The features extractor to use
         :return: The extracted features
         """
-        if getattr(features_extractor, "takes_pixels", False):
+        # SB3 makes floats of whatever else stands for pixels, which `predict` may be given
+        if getattr(features_extractor, "takes_pixels", False) and obs.dtype == th.uint8:
             return features_extractor(obs)
         return super().extract_features(obs, features_extractor)
 

@@ -1,7 +1,7 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import torch as th
@@ -45,9 +45,6 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
     :raises ValueError: for another precision, or another place for layer normalisation
     """
 
-    # Whether ``forward`` takes uint8 images too, so that a policy need not convert them to floats
-    takes_pixels: ClassVar[bool] = True
-
     def __init__(
         self,
         observation_space: gym.Space,
@@ -62,6 +59,8 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
             raise ValueError(f"`layer_norm` must be None, 'linear' or 'all', but {layer_norm!r} was given.")
         super().__init__(observation_space, features_dim, normalized_image)
         self.normalized_image = normalized_image
+        # Whether ``forward`` takes uint8 images too, so that a policy need not make floats of them
+        self.takes_pixels = not normalized_image
         self.dtype: th.dtype = getattr(th, dtype)
         self.convolutions = [layer for layer in self.cnn if isinstance(layer, nn.Conv2d)]
         if layer_norm is not None:
@@ -116,6 +115,10 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
         if not self.normalized_image:
             weights[0] = (parameters[0] / 255).to(self.dtype)
         return weights
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The promise holds for this object only, not for copies of it
+        return {**vars(self), "_keeps_weights": False, "_kept": None}
 
     @contextmanager
     def constant_weights(self) -> Iterator[None]:

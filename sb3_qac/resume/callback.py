@@ -13,7 +13,7 @@ from types import FrameType
 from typing import IO, Any
 
 from filelock import FileLock, Timeout
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EventCallback, ProgressBarCallback
 from stable_baselines3.common.logger import (
     CSVOutputFormat,
     HumanOutputFormat,
@@ -23,7 +23,7 @@ from stable_baselines3.common.logger import (
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.common.checks import check_number
+from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import write_atomically
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint, save_checkpoint
@@ -70,7 +70,7 @@ class ExactCheckpointCallback(BaseCallback):
     ) -> None:
         super().__init__(verbose)
         check_number("save_freq", save_freq, minimum=1)
-        check_number("keep", keep, minimum=1)
+        check_integer("keep", keep, minimum=1)
         self.folder = None if folder is None else Path(folder)
         self.save_freq = save_freq
         self.keep = keep
@@ -94,6 +94,11 @@ class ExactCheckpointCallback(BaseCallback):
         check_supported(self.model)
         if self.folder is None:
             raise ValueError("`folder` is missing: ExactCheckpointCallback(folder='runs/my-run')")
+        if isinstance(self.parent, EventCallback):
+            raise ValueError(
+                f"{type(self.parent).__name__} does not tell its callback of rollouts, between which checkpoints are written. "
+                "Give ExactCheckpointCallback to `learn` itself, in the list of callbacks, with a `save_freq`."
+            )
         self._rollout_is_complete, self._state_to_restore = False, None
         self._take_folder(self.folder)
         for evaluation in self._evaluations():
@@ -157,9 +162,12 @@ class ExactCheckpointCallback(BaseCallback):
         for output_format in [f for f in self.model.logger.output_formats if isinstance(f, WandbOutputFormat)]:
             output_format.close()
             self.model.logger.output_formats.remove(output_format)
-        self._signals.release()
         self._lock.release(force=True)
         self._lock = None
+        if learn_is_done:
+            # It came in the last rollout or update, behind which no rollout starts
+            self._signals.raise_pending()
+        self._signals.release()
 
     def save(self) -> None:
         """Write a checkpoint now. If that fails after the first one, the training continues with a warning."""
@@ -373,19 +381,22 @@ class ExactCheckpointCallback(BaseCallback):
         """
         :param evaluation: Evaluation that must not draw from the training's random generators
         """
-        if getattr(evaluation, "_isolated_by", None) is self:
+        # An evaluation may be used in one training after another
+        is_isolated = hasattr(evaluation, "_isolated_by")
+        evaluation._isolated_by = self  # type: ignore[attr-defined]
+        if is_isolated:
             return
         evaluate = evaluation._on_step
 
         def evaluate_apart() -> bool:
             if evaluation.eval_freq <= 0 or evaluation.n_calls % evaluation.eval_freq != 0:
                 return evaluate()
-            self._evaluated = True
-            with random_state(self._evaluation_random_state):
+            checkpoints: ExactCheckpointCallback = evaluation._isolated_by  # type: ignore[attr-defined]
+            checkpoints._evaluated = True
+            with random_state(checkpoints._evaluation_random_state):
                 return evaluate()
 
         evaluation._on_step = evaluate_apart  # type: ignore[method-assign]
-        evaluation._isolated_by = self  # type: ignore[attr-defined]
 
     def _take_folder(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

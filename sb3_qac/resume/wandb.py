@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
@@ -14,6 +15,8 @@ from sb3_qac.common.files import read_json
 
 # Column of the file with the number of a row in W&B
 ROW = "time/row"
+# For each run, the row that comes next in each file, as far as this process logged them
+LOGGED: WeakKeyDictionary[Any, dict[Path, int]] = WeakKeyDictionary()
 
 
 class WandbOutputFormat(KVWriter):
@@ -32,6 +35,8 @@ class WandbOutputFormat(KVWriter):
         self.run = run
         self.file = open(path, "w")
         self.next_row = 0
+        # The first row that the run does not have
+        self.first_row = run.starting_step
         run.define_metric("*", step_metric="global_step")
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
@@ -50,16 +55,19 @@ class WandbOutputFormat(KVWriter):
         :return: the number that was used; a later one if something else has logged to the run as well
         """
         # W&B would drop an earlier row too, but would print a line for each
-        if number >= self.run.starting_step:
+        if number >= self.first_row:
             # Under heavy load W&B does not answer in time
             with contextlib.suppress(TimeoutError):
                 number = max(number, self.run.step)
             self.run.log(row, step=number, commit=True)
+            LOGGED.setdefault(self.run, {})[Path(self.file.name)] = number + 1
         self.next_row = number + 1
         return number
 
     def log_again(self) -> None:
         """Log those rows of the file that the run does not have."""
+        # `learn` may have been called before in this process, or ended in an error
+        self.first_row = max(self.first_row, LOGGED.get(self.run, {}).get(Path(self.file.name), 0))
         for line in Path(self.file.name).read_text().splitlines():
             row = json.loads(line)
             self._log(row, row.pop(ROW))

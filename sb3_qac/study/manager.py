@@ -119,9 +119,11 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     :param dtype: Precision of ``LeanNatureCNN``
     """
     policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
-    if policy_kwargs.get("features_extractor_class", NatureCNN) != NatureCNN:
+    extractor = policy_kwargs.get("features_extractor_class", NatureCNN)
+    # Not `!=`: classes that inherit from `LeanNatureCNN` are equal to `NatureCNN` too
+    if extractor is not NatureCNN and extractor is not LeanNatureCNN:
         return
-    extractor_kwargs = {**policy_kwargs.get("features_extractor_kwargs", {}), "dtype": dtype}
+    extractor_kwargs = {**(policy_kwargs.get("features_extractor_kwargs") or {}), "dtype": dtype}
     policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
     hyperparams["policy_kwargs"] = policy_kwargs
     if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
@@ -22,9 +22,6 @@ from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.reinforce import REINFORCE
-
-if TYPE_CHECKING:
-    pass
 from sb3_qac.zoo.resume import resume_exactly, resume_wandb
 from sb3_qac.zoo.search_space import (
     convert_qa2c_params,

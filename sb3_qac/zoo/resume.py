@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 from stable_baselines3.common.utils import set_random_seed
@@ -16,9 +16,6 @@ from stable_baselines3.common.utils import set_random_seed
 from sb3_qac.common.files import read_json
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.wandb import active_wandb_run, wandb_run_id
-
-if TYPE_CHECKING:
-    pass
 
 
 def unfinished_run(log_path: Path, env_name: str, command: Sequence[str]) -> Path | None:
