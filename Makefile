@@ -1,4 +1,4 @@
-# `make train` and `make test` set up what they need in .venv, from Python 3.10 or newer on.
+# `make train` and `make test` set up what they need in .venv. Python 3.10 or newer is required.
 PYTHON ?= python3
 VENV ?= .venv
 STEPS ?= 15000000
@@ -10,7 +10,7 @@ SOURCES := setup.py startup tests sb3_qac docs/conf.py
 
 .PHONY: help train test test-slow docs lint type format clean
 
-help:  ## What there is
+help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(READY): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard startup/*)
@@ -20,31 +20,31 @@ $(READY): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard startup/*
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tests,docs]"
 	touch $@
 
-train: $(READY)  ## Train QA2C on Pong with RL Zoo, into logs/ (STEPS=15000000 SEED=0)
+train: $(READY)  ## Train QA2C on Pong with RL Zoo; logs go to logs/ (STEPS=15000000 SEED=0)
 	$(BIN)/python -m rl_zoo3.train --algo qa2c --env PongNoFrameskip-v4 --n-timesteps $(STEPS) --seed $(SEED) --progress \
 		--eval-freq 300000 --eval-episodes 30 --n-eval-envs 30 --save-freq 300000 --tensorboard-log logs/tensorboard
 
-test: lint type docs  ## Lint, types, the documentation and the test suite
+test: lint type docs  ## Run lint, type checks, the documentation build and the test suite
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --durations=15
 
-test-slow: $(READY)  ## The tests that take minutes, on a Ray cluster and in a notebook too
+test-slow: $(READY)  ## Run the slow tests (minutes), including a Ray cluster and a notebook
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[ray,notebook]"
 	$(BIN)/python -m pytest -m slow
 
-docs: $(READY)  ## The documentation, into docs/_build/html; warnings are errors
+docs: $(READY)  ## Build the documentation into docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -q -W --keep-going -n -b html -c docs -d docs/_build/doctrees . docs/_build/html
 	@echo docs/_build/html/index.html
 
-lint: $(READY)  ## Ruff and the formatting
+lint: $(READY)  ## Check with ruff, and the formatting with black
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/black --check $(SOURCES)
 
-type: $(READY)  ## Types of the package
+type: $(READY)  ## Check the types with mypy
 	$(BIN)/mypy
 
-format: $(READY)  ## Sort the imports and format
+format: $(READY)  ## Sort the imports and format the code
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/black $(SOURCES)
 
-clean:  ## Remove the environment and what was built
+clean:  ## Remove the virtual environment and all build outputs
 	rm -rf $(VENV) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache

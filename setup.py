@@ -1,6 +1,6 @@
 """
-The metadata is in setup.cfg. Here is only what setuptools cannot be told there: the start-up files of the RL Zoo hook
-belong at the root of site-packages, from a wheel and from an editable install alike, and the presets inside the package.
+The metadata is in setup.cfg. This file does what setup.cfg cannot express. It puts the start-up files of the RL Zoo hook at
+the root of site-packages, from a wheel and from an editable install alike, and the presets inside the package.
 """
 
 from pathlib import Path
@@ -37,7 +37,7 @@ class EditableWheel(editable_wheel):
         super().run()
 
     def _run_build_commands(self, dist_name, unpacked_wheel, build_lib, tmp_dir):
-        # setuptools installs nothing but a path in editable mode; what lies in ``unpacked_wheel`` goes into the wheel
+        # In editable mode setuptools installs only a path. Files in ``unpacked_wheel`` go into the wheel as well
         copy_files("startup", unpacked_wheel)
         return super()._run_build_commands(dist_name, unpacked_wheel, build_lib, tmp_dir)
 

@@ -36,14 +36,14 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-# Names of other packages, for which there are no pages here, and type variables
+# Names of other packages and type variables have no page here
 nitpick_ignore_regex = [(r"py:.*", r"(?!sb3_qac).*"), (r"py:.*", r".*\.Self\w+")]
 
 html_theme = "furo"
 html_title = f"sb3_qac {version}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
-# The front page is docs/index.html: what opens the folder is led there
+# The front page is docs/index.html. The index.html at the root leads there
 html_extra_path = ["_root"]
 html_copy_source = False
 html_show_sourcelink = False
@@ -66,8 +66,8 @@ def visit_math_block(translator: Any, node: nodes.math_block) -> None:
 
 def finish_page(app: Sphinx, page: nodes.document) -> None:
     """
-    Links to folders of the repository become words, as a site has no pages for folders. Pages of studies need no place in
-    the sidebar.
+    Turn links to folders of the repository into plain text, since the site has no pages for folders. Keep pages of studies
+    out of the sidebar.
 
     :param app: Sphinx
     :param page: A page that has been read

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 __version__ = (Path(__file__).parent / "version.txt").read_text().strip()
 
-# gymnasium >= 1.0 finds no environments by itself: without this, "PongNoFrameskip-v4" does not exist.
+# gymnasium >= 1.0 does not register environments by itself: without this, "PongNoFrameskip-v4" does not exist.
 with contextlib.suppress(ImportError):
     import ale_py
 
     gym.register_envs(ale_py)
 
-# The algorithms import PyTorch. `python -m sb3_qac --help`, which imports this package first, does without
+# The algorithms import PyTorch, which is slow. `python -m sb3_qac --help` imports this package, but needs none of them
 _ALGORITHMS = {"QA2C": "sb3_qac.qa2c", "QPPO": "sb3_qac.qppo", "REINFORCE": "sb3_qac.reinforce"}
 
 __all__ = ["QA2C", "QPPO", "REINFORCE", "__version__"]

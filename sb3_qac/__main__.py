@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
-    :param arguments: Command line, that of the process by default
+    :param arguments: Command line; by default, that of the process
     :return: Exit code
     """
     args = make_parser().parse_args(arguments)

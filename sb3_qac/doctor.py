@@ -1,4 +1,4 @@
-"""Examination of an installation: is the RL Zoo hook live, and what is wrong if not."""
+"""Checks of an installation: does the RL Zoo hook work, and what is wrong if not."""
 
 import importlib.metadata
 import importlib.util
@@ -21,8 +21,8 @@ REINSTALL = "Install again: `pip install --force-reinstall --no-deps sb3_qac`, o
 
 class Finding(NamedTuple):
     """
-    :param what: What was looked at
-    :param ok: Whether it is as it should be
+    :param what: What was checked
+    :param ok: Whether it is in order
     :param found: What was found
     :param cure: What to do if not
     """
@@ -71,7 +71,7 @@ def _opencv() -> Finding:
         "OpenCV",
         len(builds) == 1,
         " and ".join(builds) or "missing",
-        "Have one of the two builds, the other breaks its files: "
+        "Install only one of the two builds, since each overwrites files of the other: "
         "`pip uninstall -y opencv-python opencv-python-headless && pip install opencv-python-headless`.",
     )
 
@@ -108,7 +108,7 @@ def _hook_switch() -> Finding:
 
 
 def _zoo_command() -> Finding:
-    """What counts in the end: does a new interpreter that knows nothing of us find the algorithms in RL Zoo?"""
+    """The decisive check: does a new interpreter that imports only RL Zoo find the algorithms there?"""
     program = "import json, rl_zoo3; print(json.dumps({name: a.__name__ for name, a in rl_zoo3.ALGOS.items()}))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     live = run.returncode == 0 and all(f'"{name}"' in run.stdout for name in ALGORITHMS)

@@ -2,9 +2,9 @@
 Start-up hook: makes ``python -m rl_zoo3.train --algo qa2c`` work on a stock RL Zoo, which has no plugins.
 
 Every interpreter of the environment runs ``install`` when it starts, through ``sb3_qac_zoo_hook.pth`` (from Python 3.15 on
-``sb3_qac_zoo_hook.start``, PEP 829). So this file is standard library only, imports nothing but what the interpreter has
-loaded already, never raises, and does nothing until ``rl_zoo3`` itself is imported. Where registering fails, for instance in a
-version of RL Zoo that has changed inside, there is one warning, and RL Zoo works as it does without this file.
+``sb3_qac_zoo_hook.start``, PEP 829). So this file uses the standard library only, imports only what the interpreter has
+already loaded, never raises, and does nothing until ``rl_zoo3`` itself is imported. If registering fails, for instance because
+the internals of RL Zoo have changed, it warns once, and RL Zoo works as it would without this file.
 
 Off switch: the environment variable ``SB3_QAC_ZOO_HOOK=0``.
 """
@@ -12,12 +12,12 @@ Off switch: the environment variable ``SB3_QAC_ZOO_HOOK=0``.
 import os
 import sys
 
-# The modules of RL Zoo that sb3_qac.zoo registers in, each right after it was run
+# The modules of RL Zoo in which sb3_qac.zoo registers, each right after it has been executed
 ZOO_MODULES = ("rl_zoo3.utils", "rl_zoo3.hyperparams_opt", "rl_zoo3.exp_manager")
 
 
 class ZooFinder:
-    """Finds RL Zoo's modules as the other finders do, and has sb3_qac registered in them after they were run."""
+    """Finds RL Zoo's modules through the other finders, and registers sb3_qac in each after it has been executed."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
@@ -46,9 +46,9 @@ def register_after_run(loader):
 
 
 def register(module):
-    """:param module: One of RL Zoo's modules, after it was run"""
+    """:param module: One of RL Zoo's modules, after it has been executed"""
     if ZooFinder not in sys.meta_path:
-        return  # Registering failed in another one
+        return  # Registering already failed in another module
     try:
         from sb3_qac.zoo import register_in
 

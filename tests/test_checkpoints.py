@@ -97,7 +97,7 @@ def test_views_outside_their_memory_are_refused(tmp_path):
     view = {"!": "view", "name": "!memory/0", "dtype": "<f8", "offset": 0, "shape": [8], "strides": [8]}
     for change in ({"offset": 8}, {"offset": -8}, {"strides": [16]}, {"strides": [-8]}, {"dtype": "|O"}, {"name": "other"}):
         header = {"format": checkpoints.FORMAT, "version": "1", "state": json.dumps({"view": {**view, **change}})}
-        with pytest.raises(CheckpointError, match="is not as sb3_qac writes them"):
+        with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
             load_checkpoint(renamed(tmp_path, save(memory, header)))
 
 
@@ -193,7 +193,7 @@ def test_a_type_that_numpy_cannot_parse_is_refused(dtype, tmp_path):
     assert tree["array"]["dtype"] == "<f8"
     tree["array"]["dtype"] = dtype
     metadata = {**header["__metadata__"], "state": json.dumps(tree)}
-    with pytest.raises(CheckpointError, match="is not as sb3_qac writes them"):
+    with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
         load_checkpoint(renamed(tmp_path, save(load(data), metadata)))
 
 

@@ -134,7 +134,7 @@ def test_a_snapshot_of_normalised_environments_is_judged_on_environments_that_no
         assert env.obs_rms.count == pytest.approx(16 + 1e-4)
     assert [result["steps"] for result in diagnose_run(Path(run.folder), n_rollouts=3, n_points=2)] == [0, 2000]
     last.with_suffix(".pkl").unlink()
-    with pytest.raises(ValueError, match=f"no {last.with_suffix('.pkl')} that says by how much"):
+    with pytest.raises(ValueError, match=f"their statistics are missing: {last.with_suffix('.pkl')}"):
         diagnose_run(Path(run.folder), n_rollouts=3, n_points=2)
 
 

@@ -114,7 +114,7 @@ def test_evaluations_at_the_same_steps_are_compared(tmp_path):
     text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=None))
     assert "At 4,000 steps" in text and "all-action returns 40.00 and a2c 40.00. The difference is +0" in text
     # The mean of 20 and 40 for both
-    assert "up to there it is +0" in text
+    assert "up to that point, it is +0" in text
 
 
 def test_a_run_without_evaluation_does_not_stand_in_the_way_of_the_others(tmp_path):
@@ -252,7 +252,7 @@ def test_every_number_of_the_analysis_is_computed(study):
     assert "1 of 2 runs of a2c reach 18, after 2,000 steps (0.0 hours)." in text
     assert "2 of 2 runs of all-action reach 18, after 2,000 and 2,000 steps" in text
     assert "all-action-baseline returns 21.00 and all-action 21.00. The difference is +0 (95 % interval" in text
-    assert f"standard deviation over seeds of one algorithm is {6 / np.sqrt(2):.2g} there" in text
+    assert f"standard deviation over seeds of one algorithm is {6 / np.sqrt(2):.2g} at that point" in text
     assert "On 2 networks of these runs" in text and "differ by 1.0e-07 to 3.0e-07 of their length" in text
     assert "divides the variance by 4 to 9" in text
     # A network that has learnt nothing yet says nothing of why
@@ -271,7 +271,7 @@ def test_a_difference_in_steps_is_written_out(tmp_path):
         write_run(tmp_path, group, seed, returns)
     text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=18))
     # 20,000 and 20,000 steps against 1,000 and 20,000: standard error 9,500, one degree of freedom, whose t is 12.7062
-    assert "To reach 18, the difference of all-action to a2c is -9,500 steps (95 % interval -130,209 to +111,209" in text
+    assert "To reach 18, the difference (all-action minus a2c) is -9,500 steps (95 % interval -130,209 to +111,209" in text
 
 
 def test_beta_has_a_panel_of_its_own(study):
@@ -286,7 +286,7 @@ def test_what_beta_changes_is_computed(study):
     text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
     # 21 and 27 against 18 and 24 at 2,000 steps; over both evaluations 12 and 15 against 9.5 and 13.5
     assert "beta-loo returns 24.00 and all-action 21.00. The difference is +3 (95 % interval" in text
-    assert "up to there it is +2 (95 % interval" in text
+    assert "up to that point, it is +2 (95 % interval" in text
     # 11 and 20 at 2,000 steps; 6 and 12.5 over both
     assert (
         "**beta-loo against a2c.**" in text and "beta-loo returns 24.00 and a2c 15.50" in text and "it is +4.25 (95 %" in text

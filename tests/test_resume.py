@@ -947,7 +947,7 @@ def test_a_zoo_command_without_a_seed_resumes_with_the_seed_of_its_run(tmp_path)
     run = tmp_path / "logs" / "qa2c" / "CartPole-v1_1"
     seed = read_json(run / "checkpoints" / "run.json")["seed"]
     output = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
-    assert f"Seed: {seed}, that of the run" in output and "Resuming from step" in output
+    assert f"Seed: {seed}, from the run" in output and "Resuming from step" in output
     assert dict(yaml.load((run / "CartPole-v1" / "args.yml").read_text(), Loader=yaml.UnsafeLoader))["seed"] == seed
     assert read_json(run / "checkpoints" / "run.json")["seed"] == seed
     # W&B may have lost that of the process that was killed

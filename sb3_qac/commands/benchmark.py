@@ -11,17 +11,17 @@ from sb3_qac.commands import HelpFormatter
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     benchmark = commands.add_parser(
         "benchmark",
-        help="measure the speed of training, next to that of A2C with SB3's environments",
+        help="measure the speed of training and compare it with A2C on SB3's environments",
         formatter_class=HelpFormatter,
     )
     benchmark.add_argument(
-        "--env", default="PongNoFrameskip-v4", help="environment: an Atari game, or one with vectors such as CartPole-v1"
+        "--env", default="PongNoFrameskip-v4", help="environment: an Atari game, or a task with vectors such as CartPole-v1"
     )
     benchmark.add_argument("--n-envs", type=int, nargs="+", default=[16], help="numbers of environments")
-    benchmark.add_argument("--seconds", type=float, default=20, help="seconds of one measurement")
+    benchmark.add_argument("--seconds", type=float, default=20, help="duration of one measurement in seconds")
     benchmark.add_argument("--repeats", type=int, default=5, help="rounds in which everything is measured once")
     benchmark.add_argument("--device", default="cpu", help="PyTorch device")
     benchmark.add_argument("--output", type=Path, default=Path("benchmark.json"), help="JSON file to write")

@@ -10,19 +10,19 @@ from sb3_qac.commands import HelpFormatter
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     diagnose = commands.add_parser(
         "diagnose",
         help="measure estimators of the policy gradient, and the critic, on runs of a study",
         description="For runs of QA2C, at several points of the training: the gradient of each estimator on the same "
-        "rollouts (variance, cosine to the all-action gradient, cost), and what the critic knows of the actions. "
-        "Written to diagnosis.json in the folder of each run, for the report.",
+        "rollouts (variance, cosine to the all-action gradient, cost), and how well the critic distinguishes the actions. "
+        "The result is written to diagnosis.json in the folder of each run, for the report.",
         epilog="Example: python -m sb3_qac diagnose studies/pong/task1_seed-0 studies/pong/task1_seed-100",
         formatter_class=HelpFormatter,
     )
     diagnose.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a run, with its snapshots")
     diagnose.add_argument("--rollouts", type=int, default=200, help="rollouts at each point")
-    diagnose.add_argument("--points", type=int, default=3, help="how many points, from the start to the end of the training")
+    diagnose.add_argument("--points", type=int, default=3, help="number of points, from the start to the end of the training")
     diagnose.add_argument("--threads", type=int, default=1, help="PyTorch threads")
     diagnose.add_argument("--json", action="store_true", help="print JSON instead of tables")
     diagnose.set_defaults(run=run)

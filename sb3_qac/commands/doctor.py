@@ -1,4 +1,4 @@
-"""``python -m sb3_qac doctor``: is the start-up hook live, and what is wrong if not."""
+"""``python -m sb3_qac doctor``: check whether the RL Zoo hook works, and say what is wrong if not."""
 
 import argparse
 import json
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
-    doctor = commands.add_parser("doctor", help="say whether the RL Zoo hook is live, and what is wrong if not")
+    """:param commands: Subparsers to which the command is added"""
+    doctor = commands.add_parser("doctor", help="check whether the RL Zoo hook works, and say what is wrong if not")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=run)
 

@@ -1,4 +1,4 @@
-"""``python -m sb3_qac evaluate``: the final agents of runs, played again."""
+"""``python -m sb3_qac evaluate``: play new episodes with the final agents of runs."""
 
 import argparse
 import json
@@ -10,17 +10,17 @@ from sb3_qac.commands import HelpFormatter
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     evaluate = commands.add_parser(
         "evaluate",
         help="play new episodes with the final agents of runs, with sampled and with greedy actions",
-        description="Plays whole episodes that were not in training, and prints for each agent the mean raw return, its "
-        "standard deviation over episodes and their number.",
+        description="Plays whole episodes that were not used in training. For each agent it prints the mean raw return, its "
+        "standard deviation over episodes, and the number of episodes.",
         epilog="Example: python -m sb3_qac evaluate studies/cartpole/*_seed-0 --episodes 100",
         formatter_class=HelpFormatter,
     )
     evaluate.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a finished run of a study")
-    evaluate.add_argument("--episodes", type=int, default=1000, help="whole episodes of each kind of action")
+    evaluate.add_argument("--episodes", type=int, default=1000, help="number of whole episodes for each kind of action")
     evaluate.add_argument("--threads", type=int, default=1, help="PyTorch threads")
     evaluate.add_argument("--json", action="store_true", help="print a line of JSON for each agent")
     evaluate.set_defaults(run=run)

@@ -7,13 +7,13 @@ from typing import Any
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     pack = commands.add_parser(
         "pack",
         help="write the data of a study as a few small files, for a repository",
         description="Writes runs.csv (a row for each run), evaluations.csv.gz (a row for each episode), curves.csv.gz "
-        "(thinned), and diagnosis.json (if there are diagnoses). `report` reads them as it reads the folders of the runs. "
-        "Studies in folders of the study are packed as its parts: `report results/pong/PART --output FOLDER` reads one.",
+        "(thinned), and diagnosis.json (if there are diagnoses). `report` reads them like the folders of the runs. "
+        "Studies in subfolders of the study are packed as parts: `report results/pong/PART --output FOLDER` reads one.",
         epilog="Example: python -m sb3_qac pack studies/pong --output results/pong",
     )
     pack.add_argument("folder", type=Path, metavar="STUDY", help="folder of the study")

@@ -1,16 +1,16 @@
-"""``python -m sb3_qac presets``: where the hyperparameters are."""
+"""``python -m sb3_qac presets``: the path of a hyperparameter file."""
 
 import argparse
 from typing import Any
 
-# `sb3_qac.zoo.ALGORITHMS`, whose import takes PyTorch, and SB3's A2C
+# `sb3_qac.zoo.ALGORITHMS`, without importing it and PyTorch, and SB3's A2C
 PRESETS = ("qa2c", "qppo", "reinforce", "a2c")
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
-    preset.add_argument("algo", choices=PRESETS, help="a2c: SB3's A2C with the settings that QA2C is compared with")
+    preset.add_argument("algo", choices=PRESETS, help="a2c: settings of SB3's A2C for comparisons with QA2C")
     preset.set_defaults(run=run)
 
 

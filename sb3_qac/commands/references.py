@@ -1,4 +1,4 @@
-"""``python -m sb3_qac references``: what can be reached on FrozenLake-v1 and Blackjack-v1."""
+"""``python -m sb3_qac references``: reference returns on FrozenLake-v1 and Blackjack-v1."""
 
 import argparse
 import json
@@ -9,17 +9,17 @@ from sb3_qac.commands import HelpFormatter
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     references = commands.add_parser(
         "references",
-        help="compute the best possible return on FrozenLake-v1 and Blackjack-v1, and that of tabular Q-learning",
+        help="compute the best possible return and the return of tabular Q-learning on FrozenLake-v1 and Blackjack-v1",
         description="Prints JSON: the value of the optimal policy by dynamic programming, and the return of the greedy policy "
         "of tabular Q-learning (2,000 episodes) for each seed.",
         formatter_class=HelpFormatter,
     )
     references.add_argument("--steps", type=int, default=500_000, help="environment steps of Q-learning")
     references.add_argument("--seeds", type=int, default=10, help="number of seeds")
-    references.add_argument("--jobs", type=int, default=1, help="seeds at the same time")
+    references.add_argument("--jobs", type=int, default=1, help="number of seeds to run at once")
     references.set_defaults(run=run)
 
 

@@ -1,4 +1,4 @@
-"""``python -m sb3_qac report``: a study, written up."""
+"""``python -m sb3_qac report``: write the report of a study."""
 
 import argparse
 import sys
@@ -9,10 +9,10 @@ from sb3_qac.commands import HelpFormatter
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     report = commands.add_parser(
         "report",
-        help="write up a study: curves, a table, statistics over seeds",
+        help="write the report of a study: curves, a table, statistics over seeds",
         description="Writes report.md, report.html and their images. Needs the extra: pip install 'sb3_qac[report]'",
         formatter_class=HelpFormatter,
     )
@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     report.add_argument(
         "--goal", type=float, help="mean return of an evaluation that counts as solved; default: the study's --stop-return"
     )
-    report.add_argument("--output", type=Path, help="folder for the report; default: that of the study")
+    report.add_argument("--output", type=Path, help="folder for the report; default: the folder of the study")
     report.set_defaults(run=run)
 
 

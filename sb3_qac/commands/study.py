@@ -14,18 +14,16 @@ from sb3_qac.study.catalogue import RUNGS, STUDIES, field_name, study_of
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     study = commands.add_parser(
         "study",
-        help="train a grid of algorithms and seeds, to be compared",
+        help="train a grid of algorithms and seeds, to compare them",
         description="Trains each algorithm with each seed. Run it again after a kill or Ctrl-C: "
         "it resumes unfinished runs exactly and skips finished ones.",
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
         formatter_class=HelpFormatter,
     )
-    study.add_argument(
-        "env", help=f"environment, or one of {', '.join(STUDIES)}: these may have other defaults than those below"
-    )
+    study.add_argument("env", help=f"environment, or one of {', '.join(STUDIES)}: these names may change the defaults below")
     study.add_argument(
         "--algos",
         nargs="+",
@@ -33,25 +31,25 @@ def add_parser(commands: Any) -> None:
         help="all-action, all-action-baseline, beta-loo (or the course documents' names: task1, task2, beta1), "
         "algorithms of RL Zoo, or rungs of the ladder; default: a2c all-action all-action-baseline",
     )
-    study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each; default: 0 100")
-    study.add_argument("--steps", type=int, help="environment steps of each; default: those of the preset")
-    study.add_argument("--stop-return", type=float, help="mean return of an evaluation at which a training stops")
+    study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm; default: 0 100")
+    study.add_argument("--steps", type=int, help="environment steps of each run; default: as in the preset")
+    study.add_argument("--stop-return", type=float, help="stop a training when an evaluation reaches this mean return")
     study.add_argument("--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000")
-    study.add_argument("--eval-episodes", type=int, help="whole episodes of an evaluation, played at once; default: 30")
+    study.add_argument("--eval-episodes", type=int, help="whole episodes in an evaluation, played in parallel; default: 30")
     study.add_argument(
-        "--deterministic", action="store_true", help="evaluate the most probable action instead of sampled ones"
+        "--deterministic", action="store_true", help="evaluate with the most probable actions instead of sampled ones"
     )
     study.add_argument(
         "--stock", action="store_true", help="use SB3's Atari environments and network instead of the faster ones"
     )
     study.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of the faster network")
-    study.add_argument("--conf-file", help="YAML file with hyperparameters for all; default: each algorithm's own")
-    study.add_argument("--jobs", type=int, default=1, help="trainings at once")
+    study.add_argument("--conf-file", help="YAML file with hyperparameters for all algorithms; default: each algorithm's own")
+    study.add_argument("--jobs", type=int, default=1, help="number of trainings at once")
     study.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="run them on this Ray cluster instead, auto for the one of this machine; needs the extra sb3_qac[ray], "
-        "and the output folder on all of its machines",
+        help="address of a Ray cluster to run on instead, auto for the one of this machine; needs the extra sb3_qac[ray], "
+        "and an output folder that all machines of the cluster share",
     )
     study.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
     study.add_argument("--device", default="auto", help="PyTorch device")
@@ -84,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         make_folder(folder)
     except ValueError as error:
         sys.exit(f"study: {error}")
-    # Of this process; those of `--jobs` do it at their start
+    # Sets this process; the processes of `--jobs` do it when they start
     keep_freed_memory()
     try:
         failed = run_study(runs, args.jobs, args.ray)
@@ -141,9 +139,9 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
 
 def check_ladder(algos: Sequence[str] | None) -> None:
     """
-    End the program where there will be no page of the ladder, before half an hour of training instead of after it.
+    Exit if the page of the ladder cannot be written: before half an hour of training instead of after it.
 
-    :param algos: Algorithms that are asked for; None for all
+    :param algos: Requested algorithms; None for all
     """
     if algos is not None and not {field_name(algo) for algo in algos} & set(RUNGS):
         sys.exit(f"study: the ladder has no rung {', '.join(algos)}. There are {', '.join(RUNGS)}.")

@@ -1,4 +1,4 @@
-"""``python -m sb3_qac video``: the agent of a run, playing."""
+"""``python -m sb3_qac video``: record the agent of a run."""
 
 import argparse
 import json
@@ -12,17 +12,17 @@ from sb3_qac.commands import HelpFormatter
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     video = commands.add_parser(
         "video",
-        help="record the agent of a finished run, whole games with sampled and with greedy actions",
+        help="record whole games of the agent of a finished run, with sampled and with greedy actions",
         formatter_class=HelpFormatter,
     )
     video.add_argument("folder", type=Path, metavar="RUN", help="folder of a run of a study")
-    video.add_argument("--games", type=int, default=3, help="whole games in each video")
-    video.add_argument("--fps", type=int, default=30, help="images a second; Atari games run at 15, every fourth image of 60")
-    video.add_argument("--gif", action="store_true", help="write the beginning as a GIF as well")
-    video.add_argument("--output", type=Path, help="folder for them; default: videos in that of the run")
+    video.add_argument("--games", type=int, default=3, help="number of whole games in each video")
+    video.add_argument("--fps", type=int, default=30, help="images per second; Atari games run at 15 (every fourth of 60)")
+    video.add_argument("--gif", action="store_true", help="also write the beginning as a GIF")
+    video.add_argument("--output", type=Path, help="folder for the videos; default: videos in the folder of the run")
     video.add_argument("--json", action="store_true", help="print the raw returns of the games as JSON")
     video.set_defaults(run=run)
 

@@ -13,11 +13,11 @@ BROKEN_TOGETHER = {"rl_zoo3": "2.9.2", "sb3-team-hf-integration": "3.2"}
 
 
 def add_parser(commands: Any) -> None:
-    """:param commands: Where to add the command"""
+    """:param commands: Subparsers to which the command is added"""
     zoo = commands.add_parser(
         "zoo",
-        help="run a command of RL Zoo that knows QA2C, also where the start-up hook is off",
-        description="Runs `python -m rl_zoo3.COMMAND ARGUMENTS` with QA2C registered, also where the start-up hook is off.",
+        help="run a command of RL Zoo with QA2C registered, even if the start-up hook is off",
+        description="Runs `python -m rl_zoo3.COMMAND ARGUMENTS` with QA2C registered, even if the start-up hook is off.",
         epilog="Example: python -m sb3_qac zoo train --algo qa2c --env CartPole-v1 --progress",
     )
     zoo.add_argument("zoo_command", choices=ZOO_COMMANDS, metavar="COMMAND", help=", ".join(ZOO_COMMANDS))
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from sb3_qac.zoo import register
 
-    # First, since registering looks in it for the run of Weights & Biases to resume
+    # Set first, because registering looks in it for the run of Weights & Biases to resume
     sys.argv = [f"rl_zoo3.{args.zoo_command}", *args.arguments]
     try:
         register()

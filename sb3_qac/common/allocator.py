@@ -6,12 +6,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 def keep_freed_memory() -> bool:
     """
-    Have the C library keep freed memory for the next allocation, in this process.
+    Make the C library keep freed memory for the next allocation, in this process.
 
-    By default glibc gives large blocks back to the system, and every page of the next one has to be faulted in again. An
-    update takes and frees the same tens of megabytes each time, a gradient of 6 MB and images as floats among them.
+    By default glibc gives large blocks back to the system, and every page of the next block causes a page fault. Each update
+    allocates and frees the same tens of megabytes, among them a gradient of 6 MB and images as floats.
 
-    :return: Whether it was done: only where the C library is glibc
+    :return: Whether it worked; it needs glibc
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

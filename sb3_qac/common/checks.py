@@ -1,6 +1,6 @@
 """
-Checks of what the user passes: each error names the value given, what is allowed, and what to do. And of what other packages
-are inside, where they are used from the inside.
+Checks of arguments: each error names the value given, what is allowed, and what to do. Also checks of the internals of other
+packages that this package relies on.
 """
 
 import math
@@ -40,7 +40,7 @@ def check_observation_space(observation_space: spaces.Space, dict_policy: bool) 
     """
     :param observation_space: Observation space of the environment
     :param dict_policy: Whether the policy is one for dict observations
-    :raises ValueError: if no policy, or not this one, can take it
+    :raises ValueError: if no policy supports it, or this one does not
     """
     if not isinstance(observation_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict)):
         raise ValueError(
@@ -60,7 +60,7 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
     :param value: Value given
     :param minimum: Smallest value allowed
     :param maximum: Largest value allowed
-    :raises ValueError: if it is no finite number between the two
+    :raises ValueError: if it is not a finite number between the two
     """
     try:
         allowed = math.isfinite(value) and minimum <= value <= maximum
@@ -76,7 +76,7 @@ def check_integer(name: str, value: Any, minimum: int) -> None:
     :param name: Name of the parameter, for the message
     :param value: Value given
     :param minimum: Smallest value allowed
-    :raises ValueError: if it is no integer, Python's or NumPy's, of at least that
+    :raises ValueError: if it is not an integer (Python's or NumPy's), or is too small
     """
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < minimum:
         raise ValueError(f"`{name}` must be an integer, at least {minimum}, but {value!r} was given.")
@@ -85,8 +85,8 @@ def check_integer(name: str, value: Any, minimum: int) -> None:
 def check_max_grad_norm(value: Any) -> float:
     """
     :param value: Value given
-    :return: the limit of the gradient's norm, infinity where None, for no clipping, was given
-    :raises ValueError: if it is no limit
+    :return: the limit of the gradient's norm; infinity if None was given, which means no clipping
+    :raises ValueError: if it cannot be used as a limit
     """
     if value is None or value == math.inf:
         return math.inf
@@ -99,7 +99,7 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     :param name: Name of the parameter, for the message
     :param value: Value given
     :param choices: Values allowed
-    :raises ValueError: if it is none of them
+    :raises ValueError: if the value is not among them
     """
     if value not in choices:
         allowed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
@@ -111,7 +111,7 @@ def check_policy_class(policy_class: type, base_class: type, aliases: Iterable[s
     :param policy_class: Class of the policy
     :param base_class: Policy with a Q-value head that it must be or inherit from
     :param aliases: Names of policies that can be used, for the message
-    :raises ValueError: if it is another policy
+    :raises ValueError: if it does not inherit from that policy
     """
     if not issubclass(policy_class, base_class):
         raise ValueError(
@@ -123,7 +123,7 @@ def check_policy_class(policy_class: type, base_class: type, aliases: Iterable[s
 def check_finite(terms: dict[str, float]) -> None:
     """
     :param terms: Losses and statistics of an update by name
-    :raises ValueError: if one of them is not finite; RL Zoo prunes an optimisation trial that raises it
+    :raises ValueError: if one of them is not finite; RL Zoo then prunes the optimisation trial
     """
     diverged = {name: value for name, value in terms.items() if not math.isfinite(value)}
     if diverged:
@@ -138,10 +138,10 @@ def check_finite(terms: dict[str, float]) -> None:
 def check_package(package: str, holds: bool, assumption: str, cure: str) -> None:
     """
     :param package: Name of an installed package
-    :param holds: Whether it is inside as it has to be
-    :param assumption: What it has to be like, for the message
-    :param cure: What to do if it is not
-    :raises RuntimeError: if it is not
+    :param holds: Whether the assumption holds
+    :param assumption: What this package assumes of it, for the message
+    :param cure: What to do if it does not hold
+    :raises RuntimeError: if the assumption does not hold
     """
     if not holds:
         raise RuntimeError(f"{package} {version(package)} is installed, but sb3_qac needs {assumption}. {cure}")

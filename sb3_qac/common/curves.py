@@ -8,15 +8,15 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 class CurvesCallback(BaseCallback):
     """
-    Logs for any on-policy algorithm what SB3 does not, without changing its training:
+    Logs rows that SB3 does not log, for any on-policy algorithm, without changing its training:
 
     * ``rollout/value_target``, ``value_prediction``, ``advantage``, ``abs_advantage``: means over the rollout buffer
-    * ``rollout/return_min``, ``return_mean``, ``return_max``: over environments, of the last episode of each, raw where a
-      ``Monitor`` counts before rewards are clipped
-    * ``train/grad_norm``: norm of the gradient before it is clipped, of the last gradient step
-    * ``train/loss``: of A2C, which logs its parts only
+    * ``rollout/return_min``, ``return_mean``, ``return_max``: returns of the last episode of each environment, over all
+      environments; they are raw if a ``Monitor`` records them before rewards are clipped
+    * ``train/grad_norm``: norm of the gradient of the last gradient step, before clipping
+    * ``train/loss``: the whole loss of A2C, which logs only its parts
 
-    An algorithm's own row of the same name stays.
+    If the algorithm logs a row of the same name itself, its own row is kept.
     """
 
     model: OnPolicyAlgorithm
@@ -27,12 +27,12 @@ class CurvesCallback(BaseCallback):
         self.last_returns: np.ndarray | None = None
         # Rows that the algorithm does not log itself; a list, so that it is kept in checkpoints
         self.own_rows: list[str] = []
-        # Of the gradient step that is under way, by parameter
+        # Squared norms of the current gradient step, one for each parameter
         self._squares: list[Any] = []
         self._hooks: list[Any] = []
 
     def _on_training_start(self) -> None:
-        # Of a training that was interrupted, which has no end
+        # An interrupted training had no end: remove its hooks
         self._on_training_end()
         self._squares = []
         if self.last_returns is None:
@@ -62,7 +62,7 @@ class CurvesCallback(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        # What the update before has logged
+        # Rows logged by the previous update
         logged = self.logger.name_to_value
         if self.grad_norm is not None:
             self._record("train/grad_norm", self.grad_norm)
@@ -71,7 +71,7 @@ class CurvesCallback(BaseCallback):
             self._record("train/loss", sum(weight * logged[name] for name, weight in parts.items()))
 
     def _record(self, name: str, value: float) -> None:
-        # A row that is there is the algorithm's, or ours of an earlier update that is not written yet
+        # An existing row is the algorithm's, or one of ours from an earlier update that is not yet written
         if name not in self.logger.name_to_value and name not in self.own_rows:
             self.own_rows.append(name)
         if name in self.own_rows:

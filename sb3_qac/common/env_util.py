@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import NewGameOnReset, layers
 
-# What `make_atari_env` puts around a game, which AleVecEnv does itself
+# Wrappers that `make_atari_env` adds. AleVecEnv does their work itself
 ATARI_WRAPPERS = (
     *(AtariWrapper, ClipRewardEnv, EpisodicLifeEnv, FireResetEnv, MaxAndSkipEnv, NoopResetEnv, StickyActionEnv, WarpFrame),
     *(Monitor, NewGameOnReset, OrderEnforcing, PassiveEnvChecker),
@@ -36,7 +36,7 @@ def make_ale_vec_env(
     vec_env_kwargs: dict[str, Any] | None = None,
 ) -> AleVecEnv:
     """
-    Atari environments stepped by ale-py's C++ threads, called as SB3's ``make_atari_env``.
+    Make Atari environments that ale-py steps in C++ threads. Call it like SB3's ``make_atari_env``.
 
     :param env_id: Atari environment without a frame skip of its own, ``"*NoFrameskip-v4"``
     :param n_envs: Number of environments
@@ -51,16 +51,17 @@ def make_ale_vec_env(
 
 def to_ale_vec_env(env: VecEnv) -> VecEnv:
     """
-    Put ale-py's C++ environments in the place of SB3's, with the same settings. For RL Zoo, in a preset or with ``-params``::
+    Replace SB3's environments by ale-py's C++ environments with the same settings. In RL Zoo, in a preset or with
+    ``-params``::
 
         vec_env_wrapper: sb3_qac.common.env_util.to_ale_vec_env
 
-    ``env_wrapper`` and ``frame_stack`` stay as they are. Environments that are there to be looked at are not replaced, so
-    that ``enjoy`` and ``record_video`` show the game in colour.
+    ``env_wrapper`` and ``frame_stack`` stay as they are. Environments with a render mode are not replaced, so that ``enjoy``
+    and ``record_video`` show the game in colour.
 
     :param env: Environments as RL Zoo and SB3 make them: a ``DummyVecEnv`` of ``Monitor``, then ``AtariWrapper``
-    :return: An ``AleVecEnv``, or ``env`` itself where it has a render mode
-    :raises ValueError: if they are something else, or have arguments or further wrappers that would be lost
+    :return: An ``AleVecEnv``, or ``env`` itself if it has a render mode
+    :raises ValueError: for other environments, or if arguments or further wrappers would be lost
     """
     if not isinstance(env, DummyVecEnv) or unwrap_wrapper(env.envs[0], WarpFrame) is None:
         raise ValueError(f"Only a DummyVecEnv of environments in an `AtariWrapper` can be replaced, but {env} was given.")
@@ -76,7 +77,7 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
 def _check_replaceable(env: gym.Env) -> None:
     """
     :param env: Environment in an ``AtariWrapper``
-    :raises ValueError: if it has arguments or further wrappers, which an ``AleVecEnv`` in its place would not have
+    :raises ValueError: if it has arguments or further wrappers that an ``AleVecEnv`` would not have
     """
     assert env.spec is not None
     own = gym.spec(env.spec.id).kwargs
@@ -119,7 +120,7 @@ def _atari_wrapper_settings(env: gym.Env) -> dict[str, Any]:
 def _monitor_dir(env: gym.Env) -> str | None:
     """
     :param env: Environment in a ``Monitor``
-    :return: The folder that the monitor writes to, if it does
+    :return: The folder that the monitor writes to, if any
     """
     monitor = unwrap_wrapper(env, Monitor)
     if monitor is None or monitor.results_writer is None:  # type: ignore[attr-defined]

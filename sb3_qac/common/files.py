@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are either complete or absent."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def make_folder(path: Path) -> Path:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """
-    :param path: File to write; after a failure or a kill it is as it was before, or as it should be
+    :param path: File to write; after a failure or a kill it has either its old or its new content
     :param data: Its content
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":
-        # The name is only on the disk when its folder is
+        # The new name is on the disk only after its folder was flushed
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """
 The losses of actor-critics with an action-value critic, as functions of tensors.
 
-Notation: ``pi(a|s)`` is the policy, ``Q(s, a)`` the critic and ``V~(s) = sum_a pi(a|s) Q(s, a)`` the value of the state
-that the two imply. Every loss is to be minimised and is a mean over the batch.
+Notation: ``pi(a|s)`` is the policy and ``Q(s, a)`` the critic. Together they imply a value of the state,
+``V~(s) = sum_a pi(a|s) Q(s, a)``. Every loss is to be minimised and is a mean over the batch.
 """
 
 import torch as th
@@ -15,7 +15,7 @@ def state_values(action_probs: th.Tensor, q_values: th.Tensor) -> th.Tensor:
 
     :param action_probs: ``pi(a|s)``, shape (batch_size, n_actions)
     :param q_values: ``Q(s, a)``, shape (batch_size, n_actions)
-    :return: ``V~(s)``, shape (batch_size, 1), as SB3 shapes the values of states
+    :return: ``V~(s)``, shape (batch_size, 1), the shape that SB3 uses for state values
     """
     return (action_probs * q_values).sum(dim=1, keepdim=True)
 
@@ -24,8 +24,8 @@ def all_action_policy_loss(log_probs: th.Tensor, weights: th.Tensor) -> th.Tenso
     """
     All-action policy gradient: the expectation over actions is taken exactly, ``-mean_s sum_a pi(a|s) w(s, a)``.
 
-    The actions of the trajectory do not enter. The weights are detached here: were they not, the actor would train
-    the critic upwards, and with ``w = Q - V~`` its gradient would be exactly zero.
+    The sampled actions are not used. The weights are detached here. Otherwise the actor loss would push the critic's values
+    up, and with ``w = Q - V~`` its gradient would be exactly zero.
 
     Paper: Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503
 
@@ -51,13 +51,13 @@ def clipped_policy_loss(ratio: th.Tensor, weight: th.Tensor, clip_range: float) 
     """
     PPO's clipped loss on the action that was taken, ``-mean_s min(ratio w, clip(ratio, 1 - clip_range, 1 + clip_range) w)``.
 
-    At ``ratio = 1`` its gradient is that of ``sampled_policy_loss``.
+    At ``ratio = 1`` it has the same gradient as ``sampled_policy_loss``.
 
     Paper: Proximal Policy Optimization, Schulman et al. 2017, https://arxiv.org/abs/1707.06347
 
     :param ratio: ``pi(a_t|s_t) / pi_old(a_t|s_t)`` of the action taken, shape (batch_size, 1)
     :param weight: its weight, detached here, shape (batch_size, 1)
-    :param clip_range: how far the ratio counts beyond 1
+    :param clip_range: how far from 1 the ratio may move before it is clipped
     :return: scalar loss
     """
     weight = weight.detach()
@@ -66,7 +66,7 @@ def clipped_policy_loss(ratio: th.Tensor, weight: th.Tensor, clip_range: float) 
 
 def kl_divergence(old_log_probs: th.Tensor, log_probs: th.Tensor) -> th.Tensor:
     """
-    Kullback-Leibler divergence of the policy from that of the rollout, ``mean_s sum_a pi_old (log pi_old - log pi)``.
+    Kullback-Leibler divergence of the policy from the policy of the rollout, ``mean_s sum_a pi_old (log pi_old - log pi)``.
 
     It and its gradient are zero where the two are equal.
 
@@ -100,7 +100,7 @@ def negative_entropy(log_probs: th.Tensor) -> th.Tensor:
 
 def action_gap(q_values: th.Tensor) -> th.Tensor:
     """
-    Mean difference between the best and the second best action of a state (0 when there is but one).
+    Mean difference between the best and the second best action of a state (0 if there is only one action).
 
     Paper: Bellemare et al. 2016, "Increasing the action gap", https://arxiv.org/abs/1512.04860
 

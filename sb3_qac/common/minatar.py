@@ -11,9 +11,9 @@ MINATAR_GAMES = {
 
 def register_minatar_envs() -> None:
     """
-    Make MinAtar's games known to gymnasium, by the names and settings that its own ``minatar.gym.register_envs`` has for
-    them ("MinAtar/Breakout-v1" and its like, with the actions that do something in the game), without the second that
-    importing it takes. Without the package it does nothing.
+    Register MinAtar's games in gymnasium, with the names and settings of ``minatar.gym.register_envs`` ("MinAtar/Breakout-v1"
+    and so on, with the minimal action set). It does not import minatar, which would take a second. If the package is not
+    installed, it does nothing.
     """
     if importlib.util.find_spec("minatar") is None:
         return

@@ -6,8 +6,9 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 
 class PixelPolicy(BasePolicy):
     """
-    Gives images as they are to features extractors that take pixels (``LeanNatureCNN``), in rollouts, updates and ``predict``
-    alike; others get what SB3 makes of them. To be named after the policy that it is mixed into, whose ``super()`` finds it.
+    Passes images unchanged to features extractors that take pixels (``LeanNatureCNN``), in rollouts, updates and ``predict``
+    alike. Other features extractors get SB3's preprocessed images. In a class definition, name this mixin after the policy, so
+    that the policy's ``super()`` finds it.
     """
 
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor) -> th.Tensor:
@@ -25,7 +26,7 @@ class PixelPolicy(BasePolicy):
 
 class PixelActorCriticCnnPolicy(ActorCriticCnnPolicy, PixelPolicy):  # type: ignore[misc]
     """
-    SB3's CNN policy for A2C and PPO, which saves making floats of the images where the features extractor takes pixels.
+    SB3's CNN policy for A2C and PPO. If the features extractor takes pixels, it does not convert images to floats.
 
     :param observation_space: Observation space, images
     :param action_space: Action space

@@ -7,7 +7,7 @@ def discounted_returns(rewards: np.ndarray, dones: np.ndarray, last_values: np.n
 
     :param rewards: Rewards, shape (n_steps, n_envs)
     :param dones: Whether an episode ends with the step, shape (n_steps, n_envs)
-    :param last_values: What follows the last step where its episode continues, shape (n_envs,); 0 for nothing
+    :param last_values: Bootstrap value after the last step, for episodes that continue, shape (n_envs,); 0 for none
     :param gamma: Discount factor
     :return: Returns, shape (n_steps, n_envs)
     """

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 class _SameAsNatureCNN(type):
     """
-    Makes a class equal to ``NatureCNN``. SB3 and sb3-contrib leave out the hidden layers behind the features extractor where
-    ``features_extractor_class == NatureCNN``: behind the same network computed faster they have to be left out as well.
+    Makes a class compare equal to ``NatureCNN``. SB3 and sb3-contrib leave out the hidden layers behind the features extractor
+    if ``features_extractor_class == NatureCNN``. They must do the same for this class, which is the same network computed
+    faster.
     """
 
     def __eq__(cls, other: object) -> bool:
@@ -28,22 +29,23 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
     The Nature CNN, computed faster: the same layers, parameters and initial weights as SB3's ``NatureCNN``, and the same
     network behind it in every algorithm of SB3 and sb3-contrib.
 
-    The layers see pixels, the division by 255 happens in the weights of the first layer, which are far fewer. Images are kept
-    channels last, in which convolutions are faster. A policy may pass the pixels as they are (see ``takes_pixels``); images
-    that SB3 has divided by 255 are multiplied back, which gives exactly the same pixels, so both ways give the same features.
-    In "float32" only the rounding differs from ``NatureCNN``. "bfloat16" computes the layers with 8 significant bits and
-    changes results beyond rounding; parameters, their gradients, the features given back and all that follows stay in float32.
+    The layers see pixels. The weights of the first layer are divided by 255 instead of the pixels, as there are far fewer of
+    them. Images are kept channels last, which makes convolutions faster. A policy may pass the pixels as they are (see
+    ``takes_pixels``). Images that SB3 has divided by 255 are multiplied back, which gives exactly the same pixels, so both
+    ways give the same features. In "float32" only the rounding differs from ``NatureCNN``. "bfloat16" computes the layers with
+    8 significant bits and changes results beyond rounding. Parameters, their gradients, the returned features and everything
+    behind them stay in float32.
 
     :param observation_space: Observation space, images with channels first
     :param features_dim: Number of features
-    :param normalized_image: Whether images are normalised already (see ``NatureCNN``): they are taken as they are then
+    :param normalized_image: Whether images are already normalised (see ``NatureCNN``); they are then used as they are
     :param dtype: Precision of the layers, "float32" or "bfloat16"
     :param layer_norm: Where to normalise before the ReLU, over all units of a layer: None for nowhere as in ``NatureCNN``,
         "linear" for the last layer, "all" for each layer (PQN, Gallici et al. 2024, https://arxiv.org/abs/2407.04811)
     :raises ValueError: for another precision, or another place for layer normalisation
     """
 
-    # Whether ``forward`` takes uint8 images too, so that a policy need not make floats of them
+    # Whether ``forward`` takes uint8 images too, so that a policy need not convert them to floats
     takes_pixels: ClassVar[bool] = True
 
     def __init__(
@@ -63,20 +65,20 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
         self.dtype: th.dtype = getattr(th, dtype)
         self.convolutions = [layer for layer in self.cnn if isinstance(layer, nn.Conv2d)]
         if layer_norm is not None:
-            # One group is the layer: its mean and variance are over channels and places
+            # One group is the whole layer: mean and variance are over channels and positions
             self.linear_norm = nn.GroupNorm(1, features_dim)
         if layer_norm == "all":
             self.cnn_norms = nn.ModuleList(nn.GroupNorm(1, layer.out_channels) for layer in self.convolutions)
         # Layers in the order of the forward pass, each with its normalisation
         norms = getattr(self, "cnn_norms", [None] * len(self.convolutions))
         self._layers = [*zip(self.convolutions, norms, strict=True), (self.linear[0], getattr(self, "linear_norm", None))]
-        # Within ``constant_weights``: weights as the layers take them, once they are made
+        # Within ``constant_weights``: the prepared weights, once they are made
         self._keeps_weights = False
         self._kept: tuple[list[tuple[int, int]], list[th.Tensor]] | None = None
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         """
-        :param observations: Images, (batch_size, channels, height, width): uint8, or floats that are normalised already
+        :param observations: Images, (batch_size, channels, height, width): uint8, or floats that are already normalised
         :return: Features, shape (batch_size, features_dim), float32
         """
         if not self.normalized_image and observations.dtype != th.uint8:
@@ -103,7 +105,7 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
         parameters = [parameter for module in modules for parameter in (module.weight, module.bias)]
         if not self._keeps_weights or th.is_grad_enabled():
             return self._convert(parameters)
-        # Where the parameters lie, and how often they were written to: of most changes against the promise one learns
+        # The parameters' addresses and version counters: they reveal most changes that break the promise
         versions = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
         if self._kept is None or self._kept[0] != versions:
             self._kept = versions, self._convert(parameters)
@@ -117,7 +119,7 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
 
     @contextmanager
     def constant_weights(self) -> Iterator[None]:
-        """Within it, what is made of the weights is made once. Whoever enters it promises that they do not change."""
+        """Within it, the weights are prepared once. The caller promises that they do not change."""
         outermost, self._keeps_weights = not self._keeps_weights, True
         try:
             yield
@@ -129,8 +131,8 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
 @contextmanager
 def constant_weights(policy: nn.Module) -> Iterator[None]:
     """
-    Within it, every ``LeanNatureCNN`` prepares its weights once instead of at each call. To be used by whoever knows that the
-    weights do not change meanwhile, as in a rollout of an on-policy algorithm.
+    Within it, every ``LeanNatureCNN`` prepares its weights once instead of at each call. Use it only where the weights do not
+    change, as in a rollout of an on-policy algorithm.
 
     :param policy: Policy, or any other module
     """

@@ -10,13 +10,13 @@ from stable_baselines3.common.env_util import unwrap_wrapper
 
 class EpisodeReplay(gym.Wrapper):
     """
-    Lets a training be resumed exactly on an environment whose state cannot be read, such as those of Box2D and MuJoCo: an
-    episode is what its reset and its actions make it, so they are kept, and played again. Put it outside all other wrappers::
+    Makes exact resume possible on an environment whose state cannot be read, such as those of Box2D and MuJoCo. The reset and
+    the actions determine an episode, so the wrapper keeps them and plays them again. Put it outside all other wrappers::
 
         env = make_vec_env("LunarLander-v3", n_envs=8, wrapper_class=EpisodeReplay)
 
     or in RL Zoo's presets ``env_wrapper: sb3_qac.common.wrappers.EpisodeReplay``. The environment has to draw its random
-    numbers from ``np_random``, as gymnasium has it.
+    numbers from ``np_random``, as gymnasium requires.
 
     :param env: Environment
     """
@@ -42,12 +42,12 @@ class EpisodeReplay(gym.Wrapper):
 
 class NewGameOnReset(gym.Wrapper):
     """
-    Lets every evaluation of an Atari game start with a new one. Put it outside SB3's ``AtariWrapper``, as the presets do.
+    Makes every evaluation of an Atari game start with a new game. Put it outside SB3's ``AtariWrapper``, as the presets do.
 
-    There, where the loss of a life ends an episode, any ``reset`` continues an unfinished game. That is right after such a
-    loss, but ``EvalCallback`` also resets at the start of an evaluation: its first games would be those of an older policy,
-    and would have its scores. With this wrapper only a reset right after the end of an episode can continue a game, so
-    that nothing changes in training.
+    If the loss of a life ends an episode, ``AtariWrapper`` continues the unfinished game at any ``reset``. That is right after
+    a lost life, but ``EvalCallback`` also resets at the start of an evaluation: its first games would have been begun by an
+    older policy, and would include its scores. With this wrapper only a reset right after the end of an episode can continue a
+    game. Training does not change.
 
     :param env: Environment
     """

@@ -20,17 +20,17 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
     """
     Policy class for actor-critics with an action-value critic (has both policy and Q-value prediction).
 
-    It is SB3's ``ActorCriticPolicy`` with a head of one value per action, ``q_net``, instead of the head of one value
-    per state. The value of a state, which SB3's rollout buffer bootstraps from, is the critic's mean under the policy:
-    ``V~(s) = sum_a pi(a|s) Q(s, a)``. With the same seed, trunk and actor start from the same weights as in A2C.
+    It is SB3's ``ActorCriticPolicy`` with a head of one value per action, ``q_net``, instead of one value per state. SB3's
+    rollout buffer bootstraps from the value of a state, which is the critic's mean under the policy: ``V~(s) = sum_a pi(a|s)
+    Q(s, a)``. With the same seed, the trunk and the actor start from the same weights as in A2C.
 
     :param observation_space: Observation space
-    :param action_space: Action space, ``Discrete`` only (it raises ``ValueError`` for others)
+    :param action_space: Action space, ``Discrete`` only (others raise a ``ValueError``)
     :param lr_schedule: Learning rate schedule (could be constant)
-    :param net_arch: The specification of the policy and value networks, ``vf`` being the critic's.
+    :param net_arch: The specification of the policy and value networks. ``vf`` is the critic's.
     :param activation_fn: Activation function
     :param ortho_init: Whether to use or not orthogonal initialization
-    :param features_extractor_class: Features extractor to use, or any callable that makes one.
+    :param features_extractor_class: Features extractor to use, or any callable that returns one.
     :param features_extractor_kwargs: Keyword arguments
         to pass to the features extractor.
     :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
@@ -40,8 +40,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         ``th.optim.Adam`` by default
     :param optimizer_kwargs: Additional keyword arguments,
         excluding the learning rate, to pass to the optimizer
-    :param kwargs: What ``ActorCriticPolicy`` has for continuous actions (``use_sde`` and its like).
-        SB3 passes it, and files of saved policies have it; it does nothing here.
+    :param kwargs: Arguments of ``ActorCriticPolicy`` for continuous actions, such as ``use_sde``.
+        SB3 passes them, and files of saved policies contain them; they have no effect here.
     """
 
     action_space: spaces.Discrete
@@ -91,12 +91,12 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         self.q_net = nn.Linear(self.mlp_extractor.latent_dim_vf, int(self.action_space.n))
         if self.ortho_init:
             self.q_net.apply(partial(self.init_weights, gain=1))
-        # The optimizer that was just made holds the parameters of the head that is gone
+        # The optimizer that SB3 made holds the parameters of the removed head
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
-        # SB3 leaves this one out, so that separate trunks could not be loaded again
+        # SB3 leaves this one out; without it, separate trunks could not be loaded again
         data.update(share_features_extractor=self.share_features_extractor)
         return data
 
@@ -113,7 +113,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
             latent_pi = self.mlp_extractor.forward_actor(pi_features)
             latent_vf = self.mlp_extractor.forward_critic(vf_features)
         distribution = self._get_action_dist_from_latent(latent_pi)
-        # ``Categorical`` keeps its logits normalised: they are the log probabilities
+        # ``Categorical`` normalises its logits: they are the log probabilities
         log_probs = cast(Categorical, distribution.distribution).logits
         return distribution, self.q_net(latent_vf), log_probs
 
@@ -178,12 +178,12 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
     CNN policy class for actor-critics with an action-value critic: the Nature CNN, then the two heads.
 
     :param observation_space: Observation space, images
-    :param action_space: Action space, ``Discrete`` only (it raises ``ValueError`` for others)
+    :param action_space: Action space, ``Discrete`` only (others raise a ``ValueError``)
     :param lr_schedule: Learning rate schedule (could be constant)
-    :param net_arch: The specification of the policy and value networks, ``vf`` being the critic's.
+    :param net_arch: The specification of the policy and value networks. ``vf`` is the critic's.
     :param activation_fn: Activation function
     :param ortho_init: Whether to use or not orthogonal initialization
-    :param features_extractor_class: Features extractor to use, or any callable that makes one.
+    :param features_extractor_class: Features extractor to use, or any callable that returns one.
     :param features_extractor_kwargs: Keyword arguments
         to pass to the features extractor.
     :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
@@ -193,8 +193,8 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
         ``th.optim.Adam`` by default
     :param optimizer_kwargs: Additional keyword arguments,
         excluding the learning rate, to pass to the optimizer
-    :param kwargs: What ``ActorCriticCnnPolicy`` has for continuous actions (``use_sde`` and its like).
-        SB3 passes it, and files of saved policies have it; it does nothing here.
+    :param kwargs: Arguments of ``ActorCriticCnnPolicy`` for continuous actions, such as ``use_sde``.
+        SB3 passes them, and files of saved policies contain them; they have no effect here.
     """
 
     def __init__(
@@ -235,12 +235,12 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
     MultiInput policy class for actor-critics with an action-value critic: dict observations, then the two heads.
 
     :param observation_space: Observation space, ``Dict``
-    :param action_space: Action space, ``Discrete`` only (it raises ``ValueError`` for others)
+    :param action_space: Action space, ``Discrete`` only (others raise a ``ValueError``)
     :param lr_schedule: Learning rate schedule (could be constant)
-    :param net_arch: The specification of the policy and value networks, ``vf`` being the critic's.
+    :param net_arch: The specification of the policy and value networks. ``vf`` is the critic's.
     :param activation_fn: Activation function
     :param ortho_init: Whether to use or not orthogonal initialization
-    :param features_extractor_class: Features extractor to use, or any callable that makes one.
+    :param features_extractor_class: Features extractor to use, or any callable that returns one.
     :param features_extractor_kwargs: Keyword arguments
         to pass to the features extractor.
     :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
@@ -250,8 +250,8 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
         ``th.optim.Adam`` by default
     :param optimizer_kwargs: Additional keyword arguments,
         excluding the learning rate, to pass to the optimizer
-    :param kwargs: What ``MultiInputActorCriticPolicy`` has for continuous actions (``use_sde`` and its like).
-        SB3 passes it, and files of saved policies have it; it does nothing here.
+    :param kwargs: Arguments of ``MultiInputActorCriticPolicy`` for continuous actions, such as ``use_sde``.
+        SB3 passes them, and files of saved policies contain them; they have no effect here.
     """
 
     def __init__(

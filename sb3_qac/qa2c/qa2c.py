@@ -38,7 +38,7 @@ class QA2C(OnPolicyAlgorithm):
     """
     Q Advantage Actor-Critic (QA2C): A2C with an action-value critic and the all-action policy gradient.
 
-    The defaults are for Atari games. A small task takes other settings::
+    The defaults are for Atari games. A small task needs other settings::
 
         env = make_vec_env("CartPole-v1", n_envs=8)
         schedule = LinearSchedule(5e-3, 0, 1)
@@ -47,8 +47,8 @@ class QA2C(OnPolicyAlgorithm):
     Paper: Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503;
     the all-action gradient is from Sutton et al. 2001, "Comparing policy-gradient algorithms".
 
-    Differences from A2C: the critic is Q(s, a), learnt from the n-step returns R_t of the actions taken, and the actor
-    is tuned on all actions at once::
+    Differences from A2C: the critic is Q(s, a), learnt from the n-step returns R_t of the actions taken, and the actor learns
+    from all actions at once::
 
         loss = - pg_coef  * mean_s [ sum_a pi(a|s) w(s, a) ]
                - ent_coef * mean_s [ entropy of pi(.|s) ]
@@ -56,7 +56,7 @@ class QA2C(OnPolicyAlgorithm):
 
     w = Q(s, a), or Q(s, a) - V~(s) with the baseline, and V~(s) = sum_a pi(a|s) Q(s, a) are constants to the gradient.
 
-    The baseline cannot change the gradient of this actor loss, sum_a pi(a|s) being 1: it acts on the sampled estimator.
+    The baseline cannot change the gradient of this actor loss, because sum_a pi(a|s) is 1. It acts on the sampled estimator.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
@@ -85,12 +85,12 @@ class QA2C(OnPolicyAlgorithm):
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
     :param pg_coef: Policy gradient coefficient for the loss calculation
-    :param baseline: Whether the actor is weighted with the advantage Q - V~ rather than with Q
-    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for the classic Q actor-critic,
-        weighted log probability of the action taken
+    :param baseline: Whether the actor's weights are the advantages Q - V~ instead of Q
+    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for the classic Q actor-critic, which
+        weights the log probability of the action taken
     :param beta: Weight of the sampled correction of beta-LOO (Gruslys et al. 2017, https://arxiv.org/abs/1704.04651):
-        the actor also maximises beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the
-        critic, at 1 it has no other bias than A2C's, that of the bootstrap in R_t. Only for "all-action".
+        the actor also maximises beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the critic. At 1
+        its only bias is A2C's, from the bootstrap in R_t. Only for "all-action".
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
@@ -115,7 +115,7 @@ class QA2C(OnPolicyAlgorithm):
         max_grad_norm: float | None = 0.5,
         rms_prop_eps: float = 1e-5,
         use_rms_prop: bool = True,
-        # A2C's own order ends here: `use_sde` comes next there
+        # A2C's order ends here: its next argument is `use_sde`
         *,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
@@ -172,12 +172,12 @@ class QA2C(OnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        # Here, since SB3 asserts `supported_action_spaces` next, without a word on what to do
+        # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do
         check_action_space(env.action_space)
         return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:
-        # Here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
+        # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
         self._check_arguments()
         super()._setup_model()
 
@@ -270,7 +270,7 @@ class QA2C(OnPolicyAlgorithm):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name, value in logged.items():
             self.logger.record(f"train/{name}", value)
-        # Of the state values, as in A2C, and of the Q-values of the actions taken
+        # For the state values, as in A2C, and for the Q-values of the actions taken
         explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
         explained_var_q = explained_variance(q_taken.numpy(force=True).flatten(), returns.numpy(force=True).flatten())
         self.logger.record("train/explained_variance", explained_var)

@@ -35,11 +35,11 @@ from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, Mul
 
 SelfQPPO = TypeVar("SelfQPPO", bound="QPPO")
 
-# Of the running mean that sigma is, for each minibatch
+# Decay of sigma's running mean, for each minibatch
 SIGMA_DECAY = 0.99
-# Smallest sigma, where all Q-values are equal and right
+# Smallest sigma: without it, sigma would be 0 if all Q-values are equal and right
 SIGMA_MIN = 1e-8
-# Limits of a coefficient of the KL divergence that is adapted
+# Limits of an adapted `kl_coef`
 KL_COEF_MIN, KL_COEF_MAX = 1e-4, 1e4
 
 
@@ -48,7 +48,7 @@ class QPPO(OnPolicyAlgorithm):
     Q Proximal Policy Optimization (QPPO): PPO with an action-value critic and the all-action policy gradient.
 
     It is to QA2C what PPO is to A2C: each rollout is used for several epochs of minibatches. The sum over actions needs no
-    importance ratio for that, as Q says what the actions of the current policy are worth::
+    importance ratio, because Q estimates the value of every action for the current policy::
 
         loss = - mean_s [ sum_a pi(a|s) A(s, a) ] / sigma
                - beta     * mean_s [ min(rho d, clip(rho) d) ] / sigma
@@ -57,15 +57,14 @@ class QPPO(OnPolicyAlgorithm):
                + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]
 
     A = Q - V~ with V~ = sum_a pi Q, d = R_t - Q(s_t, a_t) and sigma are constants to the gradient;
-    rho = pi(a_t|s_t) / pi_old(a_t|s_t). R_t are TD(lambda) returns, from V~ of the rollout. At pi = pi_old and
-    sigma = 1 the gradient is that of QA2C with the same ``beta``.
+    rho = pi(a_t|s_t) / pi_old(a_t|s_t). R_t are TD(lambda) returns, bootstrapped from V~ of the rollout. At pi = pi_old and
+    sigma = 1 it has the same gradient as QA2C with the same ``beta``.
 
-    Differences from PPO: the critic is Q(s, a); its judgement of all actions is bounded by the KL divergence, as in
-    the penalty form of PPO (Schulman et al. 2017, https://arxiv.org/abs/1707.06347), only the correction by the return is
-    clipped; advantages are divided by a running scale, not by the standard deviation of the minibatch.
-    The all-action gradient is that of Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503;
-    the correction is that of beta-LOO, Gruslys et al. 2017, https://arxiv.org/abs/1704.04651.
-    The defaults are for Atari games with 16 environments.
+    Differences from PPO: the critic is Q(s, a). A KL penalty limits the all-action term, as in the penalty form of PPO
+    (Schulman et al. 2017, https://arxiv.org/abs/1707.06347); only the correction by the return is clipped. Advantages are
+    divided by a running scale, not by the standard deviation of the minibatch. The all-action gradient is that of Mean
+    Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503; the correction is that of beta-LOO, Gruslys et al. 2017,
+    https://arxiv.org/abs/1704.04651. The defaults are for Atari games with 16 environments.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
@@ -84,9 +83,9 @@ class QPPO(OnPolicyAlgorithm):
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation.
-    :param target_kl: KL divergence per rollout that ``kl_coef`` is adapted to: doubled where that of the last epoch is
-        1.5 times as large, halved where it is 1.5 times smaller. None (default) leaves ``kl_coef`` as it is. (In SB3's PPO,
-        which has no penalty, the epochs end early instead.)
+    :param target_kl: Target of the KL divergence per rollout. ``kl_coef`` is doubled if the KL divergence of the last epoch is
+        more than 1.5 times the target, and halved if it is less than the target divided by 1.5. None (default) keeps
+        ``kl_coef`` fixed. (In SB3's PPO, which has no penalty, the epochs end early instead.)
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
@@ -96,14 +95,14 @@ class QPPO(OnPolicyAlgorithm):
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
-    :param kl_coef: Coefficient of the KL divergence from the policy of the rollout
-    :param beta: Weight of the sampled correction, between the critic's judgement (0) and that of the return (1)
-    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for its twin on the action taken,
-        in which PPO's clipped loss of (R_t - V~) / sigma stands for the sum and its correction; all else is the same
-    :param advantage_scale: What sigma is a running mean of, over the minibatches: "corrected" for the root of
-        mean_s sum_a pi A^2 + beta mean d^2, the size of the advantage together with its correction; "critic" for the root
-        of mean_s sum_a pi A^2, which is small while the critic knows little, and makes the correction large; None for no
-        scaling, sigma = 1
+    :param kl_coef: Coefficient of the KL divergence between the policy of the rollout and the current policy
+    :param beta: Weight of the sampled correction, from 0 (trust the critic) to 1 (trust the return)
+    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for its counterpart on the action
+        taken: PPO's clipped loss with (R_t - V~) / sigma replaces the sum and its correction, and everything else is the same
+    :param advantage_scale: Quantity that sigma averages over the minibatches: "corrected" for the root of
+        mean_s sum_a pi A^2 + beta mean d^2, the size of the advantage together with its correction; "critic" for the root of
+        mean_s sum_a pi A^2, which is small while the critic knows little, so that the correction becomes large; None for no
+        scaling (sigma = 1)
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
@@ -126,7 +125,7 @@ class QPPO(OnPolicyAlgorithm):
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
         clip_range: float | Schedule = 0.2,
-        # PPO's own order ends here: `clip_range_vf` comes next there
+        # PPO's order ends here: its next argument is `clip_range_vf`
         *,
         ent_coef: float = 0.05,
         vf_coef: float = 0.5,
@@ -187,17 +186,17 @@ class QPPO(OnPolicyAlgorithm):
 
     @property
     def training_state(self) -> tuple[str, ...]:
-        """Attributes that move with the training, for exact resume."""
+        """Attributes that change during training, for exact resume."""
         return ("sigma",) if self.target_kl is None else ("sigma", "kl_coef")
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        # Here, since SB3 asserts `supported_action_spaces` next, without a word on what to do
+        # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do
         check_action_space(env.action_space)
         return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:
-        # Here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
+        # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
         self._check_arguments()
         super()._setup_model()
         self.clip_range = FloatSchedule(self.clip_range)
@@ -220,12 +219,12 @@ class QPPO(OnPolicyAlgorithm):
             if self.target_kl == 0 or self.kl_coef == 0:
                 raise ValueError(
                     f"`target_kl` ({self.target_kl}) adapts `kl_coef` ({self.kl_coef}) by factors, so both must be above 0. "
-                    "Leave `target_kl` out for a coefficient that stays as it is."
+                    "Leave `target_kl` out to keep the coefficient fixed."
                 )
         check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
 
     def _warn_of_truncated_batches(self) -> None:
-        """As in PPO: that is what `n_steps`, `n_envs` and `batch_size` are easily mistaken in."""
+        """The same warning as in PPO: it reveals mistakes in `n_steps`, `n_envs` and `batch_size`."""
         buffer_size = self.n_steps * self.n_envs
         if buffer_size % self.batch_size > 0:
             warnings.warn(
@@ -266,7 +265,7 @@ class QPPO(OnPolicyAlgorithm):
                 old_log_probs = rollout_data.old_log_prob.view_as(log_probs)
                 ratio = (log_probs - old_log_probs).gather(1, actions).exp()  # (batch_size, 1)
 
-                # What the actor is weighted with
+                # Weights of the actor loss
                 q_taken = q_values.gather(1, actions)  # (batch_size, 1)
                 values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
                 advantages = q_values.detach() - values  # (batch_size, n_actions)
@@ -321,7 +320,7 @@ class QPPO(OnPolicyAlgorithm):
 
             self._n_updates += 1
 
-        # Of the last epoch, as in PPO: how far the policy has moved with this rollout
+        # Mean over the last epoch, as in PPO: how far the policy has moved with this rollout
         kl = float(np.mean([logged["kl"] for logged in minibatches[-(len(minibatches) // self.n_epochs) :]]))
 
         # Logs
@@ -331,7 +330,7 @@ class QPPO(OnPolicyAlgorithm):
         self.logger.record("train/kl", kl)
         self.logger.record("train/kl_coef", self.kl_coef)
         self.logger.record("train/clip_range", clip_range)
-        # Of the rollout's state values, as in PPO, and of its Q-values of the actions taken
+        # For the rollout's state values, as in PPO, and for its Q-values of the actions taken
         explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
         explained_var_q = explained_variance(old_q_values.flatten(), self.rollout_buffer.returns.flatten())
         self.logger.record("train/explained_variance", explained_var)
@@ -343,7 +342,7 @@ class QPPO(OnPolicyAlgorithm):
     @th.no_grad()
     def _evaluate_rollout(self) -> np.ndarray:
         """
-        Replace the buffer's log probabilities, those of the actions taken, by those of all actions.
+        Replace the buffer's log probabilities of the actions taken by the log probabilities of all actions.
 
         :return: ``Q(s_t, a_t)`` of the actions taken, shape (n_steps * n_envs, 1)
         """
@@ -377,7 +376,7 @@ class QPPO(OnPolicyAlgorithm):
     def _adapt_kl_coef(self, kl: float, target_kl: float) -> None:
         """
         :param kl: KL divergence from the policy of the rollout
-        :param target_kl: what it should be
+        :param target_kl: target of the KL divergence
         """
         if kl > 1.5 * target_kl:
             self.kl_coef *= 2

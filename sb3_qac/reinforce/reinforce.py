@@ -23,7 +23,7 @@ class Episodes(NamedTuple):
 
     :param observations: Observations, shape (n_steps, ...)
     :param actions: Actions, shape (n_steps, ...)
-    :param returns: What each step's log probability is weighted with, shape (n_steps,)
+    :param returns: Returns, which weight the log probability of each step, shape (n_steps,)
     :param n_episodes: Number of episodes
     """
 
@@ -45,20 +45,21 @@ class REINFORCE(OnPolicyAlgorithm):
                - ent_coef * mean [ sum_t entropy of pi(.|s_t) ]
                + vf_coef  * mean [ sum_t (G_t - V(s_t))^2 ]   with the baseline only
 
-    Nothing is bootstrapped: G_t is made of the rewards of the episode alone, an episode cut by a time limit ends there.
-    Every environment contributes the same number of whole episodes to an update: were it the first that end, short
-    episodes would count too much. A ``VecEnv`` steps all environments at once, so one that has played its episodes is
-    stepped on until the others have too. Those steps count as environment steps (``num_timesteps``), as they are taken,
-    but neither in the update nor in ``rollout/ep_rew_mean`` and ``ep_len_mean``. All are reset before the next rollout.
+    It does not bootstrap: G_t contains only the rewards of the episode, and an episode that a time limit cuts ends there.
+    Every environment contributes the same number of whole episodes to an update. If an update took the first episodes to end,
+    short ones would count too much. A ``VecEnv`` steps all environments at once, so an environment that has played its
+    episodes is stepped until the others are done too. These extra steps count as environment steps (``num_timesteps``), but
+    are left out of the update, ``rollout/ep_rew_mean`` and ``ep_len_mean``. All environments are reset before the next
+    rollout.
 
-    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy): SB3's, of which V serves as baseline
-    :param env: The environment to learn from (if registered in Gym, can be str). Its episodes have to end.
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy). These are SB3's; their V is the baseline
+    :param env: The environment to learn from (if registered in Gym, can be str). Its episodes must end.
     :param learning_rate: The learning rate, it can be a function
         of the current progress remaining (from 1 to 0)
-    :param n_episodes: Whole episodes of each environment for an update
+    :param n_episodes: Number of whole episodes that each environment contributes to an update
     :param gamma: Discount factor, between 0 and 1
-    :param return_to_go: Whether G_t is the discounted sum of the rewards from t on, or of the whole episode, for each of its
-        steps. The former leaves out what an action cannot have caused.
+    :param return_to_go: Whether G_t is the discounted sum of the rewards from t on. If False, it is the sum over the whole
+        episode, for every step. The former leaves out rewards that the action cannot have caused.
     :param baseline: Whether to learn a baseline V(s)
     :param normalize_returns: Whether to shift and scale the weights w_t of an update to mean 0 and standard deviation 1
     :param ent_coef: Entropy coefficient for the loss calculation
@@ -157,7 +158,7 @@ class REINFORCE(OnPolicyAlgorithm):
             (and at the beginning and end of the rollout)
         :param rollout_buffer: (unused, for algorithms with a fixed number of steps)
         :param n_rollout_steps: (unused, for algorithms with a fixed number of steps)
-        :return: True if all episodes ended, False if the callback, or the number of timesteps, ended the training before
+        :return: True if all episodes ended; False if the callback or the number of timesteps ended the training earlier
         """
         assert self._last_episode_starts is not None, "No previous observation was provided"
         # Switch to eval mode (this affects batch norm / dropout)
@@ -210,7 +211,7 @@ class REINFORCE(OnPolicyAlgorithm):
             return actions
         if self.policy.squash_output:
             return self.policy.unscale_action(actions)
-        # An unbounded Gaussian distribution is sampled
+        # The samples come from an unbounded Gaussian distribution
         return np.clip(actions, self.action_space.low, self.action_space.high)
 
     def train(self) -> None:
@@ -236,7 +237,7 @@ class REINFORCE(OnPolicyAlgorithm):
         # Sums over the steps of an episode, means over episodes
         policy_loss = -(log_prob * weights).sum() / n_episodes
         value_loss = ((returns - values) ** 2).sum() / n_episodes
-        # Without an analytical form, entropy of the actions taken
+        # Without an analytical form, the entropy is estimated from the actions taken
         entropy_loss = (log_prob if entropy is None else -entropy).sum() / n_episodes
         loss = policy_loss + self.ent_coef * entropy_loss
         if self.baseline:
@@ -250,7 +251,7 @@ class REINFORCE(OnPolicyAlgorithm):
         logged = {
             "loss": loss.item(),
             "policy_loss": policy_loss.item(),
-            # Of a step, as in A2C
+            # Per step, as in A2C
             "entropy_loss": entropy_loss.item() / steps,
             "grad_norm": grad_norm.item(),
         }
@@ -290,13 +291,13 @@ class REINFORCE(OnPolicyAlgorithm):
 
 def episode_returns(rewards: np.ndarray, dones: np.ndarray, gamma: float, return_to_go: bool) -> np.ndarray:
     """
-    Discounted returns of episodes, ``G_t = sum_{k >= t} gamma^(k - t) r_k``, or for each step that of the whole, ``G_0``.
+    Discounted returns of episodes, ``G_t = sum_{k >= t} gamma^(k - t) r_k``, or the whole episode's ``G_0`` for each step.
 
     :param rewards: Rewards, shape (n_steps, n_envs)
     :param dones: Whether an episode ends with the step, shape (n_steps, n_envs)
     :param gamma: Discount factor
-    :param return_to_go: Whether to leave out what was before the step
-    :return: Returns, shape (n_steps, n_envs); of an episode that does not end, those of the rewards that are there
+    :param return_to_go: Whether to leave out the rewards before the step
+    :return: Returns, shape (n_steps, n_envs); for an episode that does not end, the returns of the rewards so far
     """
     returns = discounted_returns(rewards, dones, 0.0, gamma)
     if not return_to_go:
@@ -308,8 +309,8 @@ def episode_returns(rewards: np.ndarray, dones: np.ndarray, gamma: float, return
 def _select(observations: list[th.Tensor | TensorDict], mask: th.Tensor) -> th.Tensor | TensorDict:
     """
     :param observations: Observations at each step, shape (n_envs, ...), or dicts of such
-    :param mask: Which of them to take, shape (n_steps, n_envs)
-    :return: Those, shape (n_selected, ...)
+    :param mask: Which observations to select, shape (n_steps, n_envs)
+    :return: The selected observations, shape (n_selected, ...)
     """
     first = observations[0]
     if isinstance(first, dict):

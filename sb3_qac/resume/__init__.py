@@ -1,6 +1,6 @@
 """Exact resume: a training that was stopped at any moment continues as if nothing had happened."""
 
-# Registers the state of environments
+# Registers functions for the state of environments
 import sb3_qac.resume.environments  # noqa: F401
 from sb3_qac.resume.callback import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import CheckpointError

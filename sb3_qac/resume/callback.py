@@ -45,7 +45,7 @@ class ExactCheckpointCallback(BaseCallback):
 
     Run the same script again after a kill, and it resumes from the newest checkpoint in the folder: parameters, optimizer,
     counters and schedules, environments and emulators, random generators, callbacks, and the log files that were open.
-    On a CPU every number after it is identical to that of a training that was never stopped.
+    On a CPU every number after it is identical to the number in a training that was never stopped.
 
     A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end
     if the training does not end inside a rollout, and after SIGINT or SIGTERM, which are then handled as usual. A second
@@ -54,8 +54,8 @@ class ExactCheckpointCallback(BaseCallback):
     Evaluations draw from random generators of their own, so that they do not change the training.
 
     It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) or names it in an attribute
-    ``training_state`` (QPPO), and environments in a ``DummyVecEnv`` or an ``AleVecEnv``. The state of the other callbacks is
-    kept too: plain data, random generators, environments and objects made of them. A callback with anything else is refused
+    ``training_state`` (QPPO). Environments must be in a ``DummyVecEnv`` or an ``AleVecEnv``. The state of the other callbacks
+    is kept too: plain data, random generators, environments and objects made of them. A callback with anything else is refused
     at the start.
 
     :param folder: Folder for the checkpoints of this one run
@@ -79,10 +79,10 @@ class ExactCheckpointCallback(BaseCallback):
         self._saved_at = -1
         self._evaluated = False
         self._rollout_is_complete = False
-        # Of the other callbacks, as they were when the training started
+        # Settings of the other callbacks when the training started
         self._settings: dict[BaseCallback, dict[str, Any]] = {}
         self._evaluation_random_state: dict[str, Any] = {}
-        # What is left to restore until every callback has started
+        # State that is restored only after every callback has started
         self._state_to_restore: dict[str, Any] | None = None
         self._error_at_start: BaseException | None = None
         self._signals = DeferredSignals(self._is_learning)
@@ -100,7 +100,7 @@ class ExactCheckpointCallback(BaseCallback):
             self._isolate(evaluation)
         root = self.locals["callback"]
         if isinstance(root, CallbackList) and self._log_interval_callback not in root.callbacks:
-            # Behind all others: what they record at the end of a rollout is in its row. The list itself is the user's
+            # It comes last, so that its row has what the others record at the end of a rollout. A copy: the list is the user's
             self._log_interval_callback.init_callback(self.model)
             root.callbacks = [*root.callbacks, self._log_interval_callback]
 
@@ -117,7 +117,7 @@ class ExactCheckpointCallback(BaseCallback):
             if self.verbose >= 1:
                 print(f"Resuming from step {self.model.num_timesteps} ({checkpoint.path})")
         self._write_run_file(finished=False)
-        # `learn` may be called where another error is being handled
+        # `learn` may be called while another error is being handled
         self._error_at_start = sys.exc_info()[1]
         self._signals.catch()
 
@@ -125,7 +125,7 @@ class ExactCheckpointCallback(BaseCallback):
         if self._state_to_restore is not None:
             self._restore_after_start(self._state_to_restore)
             self._state_to_restore = None
-            # What cannot be kept is refused now, not hours later
+            # State that cannot be saved is refused now, not hours later
             self._state()
         steps_since = self.model.num_timesteps - self._saved_at
         if self._saved_at < 0 or steps_since >= self.save_freq or self._evaluated or self._signals.pending is not None:
@@ -145,7 +145,7 @@ class ExactCheckpointCallback(BaseCallback):
     def _on_training_end(self) -> None:
         if self._lock is None:
             return
-        # RL Zoo calls this after an interrupted update too, which may be half done, and hides that it was interrupted
+        # RL Zoo also calls this after an interrupted update, which may be half done, and hides the interruption
         learn_is_done = self._is_learning(sys._getframe()) and sys.exc_info()[1] is self._error_at_start
         if learn_is_done and self._rollout_is_complete:
             self.save()
@@ -171,10 +171,10 @@ class ExactCheckpointCallback(BaseCallback):
         try:
             path = save_checkpoint(self.folder, steps, self._state(), self.keep)
         except Exception as error:
-            # A training of hours is worth more than one checkpoint. At its start nothing is lost yet
+            # A long training is worth more than one checkpoint. At its start nothing is lost yet, so the error is raised
             if steps_before < 0 and not isinstance(error, OSError):
                 raise
-            advice = "The training continues, and the checkpoints before it stay."
+            advice = "The training continues, and the earlier checkpoints stay."
             warnings.warn(f"No checkpoint of step {steps} could be written: {error} {advice}", stacklevel=2)
             return
         if self.verbose >= 2:
@@ -189,7 +189,7 @@ class ExactCheckpointCallback(BaseCallback):
         tensorboard = [f for f in logger.output_formats if isinstance(f, TensorBoardOutputFormat)]
         for output_format in tensorboard:
             sync_files(Path(output_format.writer.log_dir))
-        # A callback may refer to all this, which is not its own
+        # A callback may refer to these objects, but their state is not its own
         seen = {
             id(self),
             id(self._log_interval_callback),
@@ -224,15 +224,15 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _restore(self, state: dict[str, Any]) -> None:
         """
-        :param state: What ``_state`` gave
-        :raises CheckpointError: if callbacks or log files are other ones
+        :param state: Result of ``_state``
+        :raises CheckpointError: if callbacks or log files differ
         """
         restore_model(self.model, state)
         self._check_same_callbacks(state["callbacks"])
         called_before = self._called_before()
         for callback, (_, values) in zip(self._callbacks(), state["callbacks"], strict=True):
             plain = {name: value for name, value in values.items() if is_plain(value)}
-            # They may change it before they get it once more
+            # A copy: they may change the values before these are restored a second time
             set_attributes(callback, copy.deepcopy(plain) if callback in called_before else plain)
         evaluation_files = self._evaluation_files()
         check_same_number(
@@ -265,11 +265,11 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _restore_after_start(self, state: dict[str, Any]) -> None:
         """
-        Restore what other callbacks may have changed or made at the start of this process.
+        Restore state that other callbacks may have changed or created when this training started.
 
-        :param state: What ``_state`` gave
+        :param state: Result of ``_state``
         """
-        # Those before this one were called already for this rollout, as they were when the checkpoint was written
+        # Callbacks before this one were already called for this rollout, as when the checkpoint was written
         called_before = self._called_before()
         for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
             left = {key: value for key, value in values.items() if callback in called_before or not is_plain(value)}
@@ -321,10 +321,10 @@ class ExactCheckpointCallback(BaseCallback):
             return
         output_formats.append(WandbOutputFormat(run, folder / "wandb.jsonl"))
 
-    # ---- what it looks at ----
+    # ---- callbacks, environments and files ----
 
     def _callbacks(self) -> Iterator[BaseCallback]:
-        """:return: all callbacks of the training with state, this one left out"""
+        """:return: all callbacks of the training that have state, without this one"""
         stateless = (CallbackList, ProgressBarCallback)
         return (
             callback
@@ -343,7 +343,7 @@ class ExactCheckpointCallback(BaseCallback):
         return [evaluation.eval_env for evaluation in self._evaluations()]
 
     def _evaluation_files(self) -> list[Path]:
-        """:return: the files that evaluations write anew each time"""
+        """:return: the files that every evaluation rewrites"""
         paths = []
         for evaluation in self._evaluations():
             if evaluation.log_path is not None:
@@ -367,11 +367,11 @@ class ExactCheckpointCallback(BaseCallback):
                 files.append(output_format.file)
         return files
 
-    # ---- what it does to the process ----
+    # ---- effects on the process ----
 
     def _isolate(self, evaluation: EvalCallback) -> None:
         """
-        :param evaluation: Evaluation that shall neither draw from the training's random generators nor disturb them
+        :param evaluation: Evaluation that must not draw from the training's random generators
         """
         if getattr(evaluation, "_isolated_by", None) is self:
             return
@@ -408,8 +408,8 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _is_learning(self, frame: FrameType | None) -> bool:
         """
-        :param frame: Where the program is
-        :return: Whether that is within ``learn``; after an error in it, which no callback is told of, it is not
+        :param frame: Current stack frame
+        :return: Whether it is within ``learn``. After an error in ``learn``, of which callbacks are not notified, it is not.
         """
         while frame is not None:
             if frame.f_code.co_name == "learn" and frame.f_locals.get("self") is self.model:
@@ -420,8 +420,8 @@ class ExactCheckpointCallback(BaseCallback):
 
 class LogIntervalCallback(BaseCallback):
     """
-    Writes the log of a resumed training when it is due. ``learn`` counts its iterations from 0 again and would write it after
-    as many iterations since the start of the process, under the wrong number.
+    Writes the log of a resumed training at the right iterations. ``learn`` counts its iterations from 0 again, so it would
+    write the log at the wrong ones and with the wrong number.
 
     :param checkpoints: The callback that resumed the training
     """

@@ -9,18 +9,16 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Event
 from sb3_qac.resume.identity import constructor_arguments
 from sb3_qac.resume.state import equal, get_attributes, get_plain_attributes, get_values
 
-# Attributes of every callback that belong to this process, and one of SB3's StopTrainingOnMaxEpisodes, made of its setting
+# Attributes of callbacks that belong to this process, and one that SB3's StopTrainingOnMaxEpisodes computes from a setting
 CALLBACK_ATTRIBUTES_SKIPPED = frozenset({"model", "parent", "locals", "globals", "verbose", "_total_max_episodes"})
-
-
-# Packages whose objects are displays or services: a callback that holds one has no state in it
+# Packages whose objects are displays or services: they are not part of a callback's state
 SERVICES = ("matplotlib", "optuna", "rich", "tensorboard", "torch.utils.tensorboard", "tqdm", "wandb")
 
 
 def flatten(callback: BaseCallback) -> Iterator[BaseCallback]:
     """
     :param callback: A callback
-    :return: itself, and those that it calls
+    :return: the callback and all callbacks that it calls
     """
     yield callback
     children: list[BaseCallback | None] = list(callback.callbacks) if isinstance(callback, CallbackList) else []
@@ -39,10 +37,10 @@ def _(obj: BaseCallback, name: str, seen: set[int]) -> dict[str, Any]:
 def callback_state(callback: BaseCallback, settings: dict[str, Any], seen: set[int]) -> dict[str, Any]:
     """
     :param callback: A callback
-    :param settings: What ``callback_settings`` gave
-    :param seen: Identities of objects that it may refer to, but that are not its own
-    :return: the state of its attributes by name, without settings that the training leaves as they are
-    :raises StateError: if some attribute's state cannot be taken; the message names it
+    :param settings: Result of ``callback_settings``
+    :param seen: Identities of objects that it may refer to but does not own
+    :return: the state of its attributes by name, without settings that have not changed
+    :raises StateError: if the state of an attribute cannot be taken; the message names the attribute
     """
     services = {name for name, value in vars(callback).items() if is_service(value)}
     values = get_attributes(callback, type(callback).__name__, seen, CALLBACK_ATTRIBUTES_SKIPPED | services)
@@ -60,7 +58,7 @@ def is_service(value: Any) -> bool:
 def callback_settings(callback: BaseCallback) -> dict[str, Any]:
     """
     :param callback: A callback that has not been called yet
-    :return: its attributes that have the name of a parameter of its constructor, and its strings, such as paths
+    :return: its attributes named like a parameter of its constructor, and its strings, such as paths
     """
     parameters = constructor_arguments(callback)
     attributes = get_plain_attributes(callback).items()

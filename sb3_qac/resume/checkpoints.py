@@ -24,24 +24,16 @@ from sb3_qac.resume.state import ObjectState, is_plain
 
 FORMAT, VERSION = "sb3_qac checkpoint", 1
 NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
-
-
 TAG = "!"
-
-
-# What safetensors stores as it is; other arrays go as bytes
+# Types that safetensors stores directly; other arrays are stored as bytes
 ARRAY_TYPES = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 bool".split())
-
-
 CONTAINERS: dict[str, Any] = {"dict": dict, "tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset}
-
-
-# Bytes: that of the largest number of numpy's, and of a vector register
+# In bytes: enough for NumPy's largest number and for a vector register
 ALIGNMENT = 64
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged, or not one of this format, or of another training."""
+    """A checkpoint is damaged, has another format, or belongs to another training."""
 
 
 class Checkpoint(NamedTuple):
@@ -56,14 +48,14 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 3) -> Path:
     """
-    Write a checkpoint, and remove those that are too many.
+    Write a checkpoint, and remove the oldest ones beyond ``keep``.
 
     :param folder: Folder of a run's checkpoints
     :param step: Environment steps so far
-    :param state: Plain data (see ``sb3_qac.common.state``)
+    :param state: Plain data (see ``sb3_qac.resume.state``)
     :param keep: How many to keep, this one included
     :return: Path of the new file
-    :raises OSError: if it could not be written; the others are as they were
+    :raises OSError: if it could not be written; the other checkpoints are unchanged
     """
     encoder = _Encoder(state)
     tree, arrays = json.dumps(encoder.encode(state, ""), separators=(",", ":")), encoder.arrays
@@ -71,11 +63,11 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     path = folder / f"step-{step:012d}.{_digest(data)}.safetensors"
     write_atomically(path, data)
     found = checkpoints_in(folder)
-    # Names are in the order of steps. The run went back from those at or after this step
+    # Names sort by steps. Checkpoints at or after this step are from before the training went back
     before = [old for old in found if old.name < f"step-{step:012d}"]
     for old in set(found) - {path, *before[max(len(before) - keep + 1, 0) :]}:
         old.unlink(missing_ok=True)
-    # Of writes that a kill cut short
+    # Left over from writes that a kill interrupted
     for torn in folder.glob(".step-*.tmp"):
         torn.unlink(missing_ok=True)
     return path
@@ -84,7 +76,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
 def checkpoints_in(folder: Path) -> list[Path]:
     """
     :param folder: Folder of a run's checkpoints
-    :return: Those that carry a checkpoint's name, oldest first
+    :return: Files with the name of a checkpoint, oldest first
     """
     return sorted(path for path in folder.glob("step-*.safetensors") if NAME.fullmatch(path.name))
 
@@ -93,7 +85,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     :param path: File of a checkpoint
     :return: The checkpoint
-    :raises CheckpointError: if it is damaged or none of ours; the message names the newest good one of its folder
+    :raises CheckpointError: if it is damaged or not a checkpoint; the message names the newest good one in its folder
     """
     try:
         return _read(path)
@@ -106,7 +98,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """
     :param folder: Folder of a run's checkpoints
-    :return: The newest that is good, with a warning for each newer one that is not; None if there is none at all
+    :return: The newest good checkpoint, with a warning for each newer one that is damaged; None if there are none at all
     :raises CheckpointError: if there are some, but none is good
     """
     paths = checkpoints_in(folder)
@@ -149,15 +141,15 @@ def _read(path: Path) -> Checkpoint:
     if metadata.get("version") != str(VERSION):
         raise CheckpointError(
             f"{path} has version {metadata.get('version')} of the format, and this sb3_qac reads version {VERSION}. "
-            "Go on with the version of sb3_qac that wrote it."
+            "Use the version of sb3_qac that wrote it."
         )
     try:
-        # Memory of its own, which is aligned and may be written to
+        # A copy, which is aligned and writable
         arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
         return Checkpoint(path, _decode(json.loads(metadata["state"]), arrays))
-    # NumPy parses the name of a type as Python would
+    # SyntaxError: NumPy parses the name of a type as Python code
     except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is not as sb3_qac writes them ({type(error).__name__}: {error}).") from None
+        raise CheckpointError(f"{path} is not in the form that sb3_qac writes ({type(error).__name__}: {error}).") from None
 
 
 def _digest(data: bytes) -> str:
@@ -174,16 +166,16 @@ class _Encoder:
     """
 
     def __init__(self, state: Any) -> None:
-        # By where they stand in the plain data
+        # By their position in the plain data
         self.arrays: dict[str, th.Tensor] = {}
-        # Of arrays that share memory, by identity: its name in `arrays`, and the array's first byte in it
+        # For arrays that share memory, by identity: name of the shared block in `arrays`, and offset of the array's first byte
         self.views: dict[int, tuple[str, int]] = {}
         for i, overlapping in enumerate(_overlapping_arrays(state)):
             self._add_memory(f"{TAG}memory/{i}", overlapping)
 
     def _add_memory(self, name: str, overlapping: list[np.ndarray]) -> None:
         bounds = [_byte_bounds(array) for array in overlapping]
-        # Numbers stay aligned
+        # Keeps numbers aligned
         start = min(low for low, _ in bounds) // ALIGNMENT * ALIGNMENT
         memory = np.zeros(max(high for _, high in bounds) - start, dtype=np.uint8)
         for array in overlapping:
@@ -195,8 +187,8 @@ class _Encoder:
     def encode(self, value: Any, name: str) -> Any:
         """
         :param value: Plain data
-        :param name: Where it stands
-        :return: What JSON can hold
+        :param name: Its position in the state
+        :return: A value that JSON can hold
         """
         if value is None or type(value) in (bool, int, float, str):
             return value
@@ -224,7 +216,7 @@ class _Encoder:
             return {TAG: "view", "name": memory, "dtype": value.dtype.str, "offset": offset, **layout}
         kind = "scalar" if isinstance(value, np.generic) else "bytes" if isinstance(value, bytes) else "array"
         array = np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes) else np.asarray(value)
-        # Transposed images stay so in memory: torch computes them in another order, which changes the rounding
+        # Keep the memory layout of transposed images: torch computes them in another order, which changes the rounding
         axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
         array = np.ascontiguousarray(array.transpose(axes)).reshape([array.shape[axis] for axis in axes])
         stored = array if array.dtype.name in ARRAY_TYPES else np.frombuffer(array.tobytes(), dtype=np.uint8)
@@ -272,7 +264,7 @@ def _arrays_in(value: Any) -> Iterator[np.ndarray]:
 def _byte_bounds(array: np.ndarray) -> tuple[int, int]:
     """
     :param array: An array
-    :return: addresses of its first byte and of the one behind its last
+    :return: addresses of its first byte and of the byte after its last
     """
     first = array.__array_interface__["data"][0]
     steps = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
@@ -281,7 +273,7 @@ def _byte_bounds(array: np.ndarray) -> tuple[int, int]:
 
 def _decode(value: Any, arrays: dict[str, th.Tensor]) -> Any:
     """
-    :param value: What ``_Encoder`` made
+    :param value: Result of ``_Encoder``
     :param arrays: Its arrays
     :return: Plain data
     """

@@ -1,4 +1,4 @@
-"""The state of environments that keep it where Python does not see it."""
+"""The state of environments that Python attributes do not show."""
 
 from typing import Any
 
@@ -39,14 +39,14 @@ def _(obj: AleVecEnv, values: dict[str, Any], name: str) -> None:
 
 @get_values.register
 def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
-    # What it wraps has no further state, whoever refers to it
+    # The replay restores everything inside, so nothing else needs to save it
     seen.update(map(id, (*layers(obj.env), obj.unwrapped)))
     return {
         "reset_arguments": obj.reset_arguments,
         "random_state": obj.random_state,
         "actions": list(obj.actions),
         "obs": obj.obs,
-        # Counters that an episode does not begin anew, such as those of Monitor
+        # Counters that a reset does not clear, such as Monitor's
         "layers": [get_plain_attributes(layer) for layer in layers(obj.env)],
     }
 
@@ -61,7 +61,7 @@ def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
         obj.step(action if action.ndim else action.item())
     if not equal(obj.obs, values["obs"]):
         raise StateError(
-            f"The episode of {name} did not come to where it was when its actions were played again: "
+            f"Playing the actions of {name} again did not reproduce the saved observation: "
             "the environment draws random numbers that are not from `np_random`, or is another version."
         )
     for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
@@ -77,7 +77,7 @@ else:
 
     @get_values.register
     def _(obj: AtariEnv, name: str, seen: set[int]) -> dict[str, Any]:
-        # With the generator of the emulator, which sticky actions are drawn from
+        # Includes the emulator's random generator, from which sticky actions are drawn
         emulator = obj.clone_state(include_rng=True).__getstate__()
         return {
             "emulator": emulator,

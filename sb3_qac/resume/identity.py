@@ -1,4 +1,4 @@
-"""What makes a training this one: the settings that a resumed training must have in common with its checkpoint."""
+"""The identity of a training: the settings that a resumed training must share with its checkpoint."""
 
 import contextlib
 import inspect
@@ -13,15 +13,13 @@ from sb3_qac.resume.state import equal, is_plain
 
 # Arguments of algorithms that do not change the numbers, or that are compared in another way
 ARGUMENTS_NOT_COMPARED = frozenset({"policy", "policy_kwargs", "env", "learning_rate", "tensorboard_log", "verbose", "device"})
-
-
 SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
 
 
 def training_state(model: BaseAlgorithm) -> tuple[str, ...]:
     """
     :param model: Model
-    :return: names of further attributes that move with its training, which an algorithm may list under this name
+    :return: names of further attributes that change during training; an algorithm lists them in ``training_state``
     """
     return getattr(model, "training_state", ())
 
@@ -29,7 +27,7 @@ def training_state(model: BaseAlgorithm) -> tuple[str, ...]:
 def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     """
     :param model: Model
-    :return: what must be equal for one training to resume another
+    :return: the settings that must be equal for one training to resume another
     """
     assert model.env is not None
     spec = model.env.get_attr("spec")[0]
@@ -43,7 +41,7 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
         "policy": type(model.policy).__name__,
         **settings({"learning_rate": model.lr_schedule}),
         **settings({name: getattr(model, name) for name in arguments if hasattr(model, name)}),
-        # Its layers and its optimizer, and arguments that it does not tell
+        # Arguments of the policy, such as layers and optimizer, and those that the policy does not report
         **settings(policy),
         "policy_kwargs": settings({name: value for name, value in model.policy_kwargs.items() if name not in policy}),
     }
@@ -52,7 +50,7 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
 def settings(values: dict[str, Any]) -> dict[str, Any]:
     """
     :param values: Arguments by name
-    :return: those that can be compared, as plain data: classes by their name, schedules by two of their values
+    :return: the arguments that can be compared, as plain data: classes by their names, schedules by two of their values
     """
     described: dict[str, Any] = {}
     for name, value in values.items():
@@ -76,8 +74,8 @@ def constructor_arguments(obj: Any) -> set[str]:
 def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     """
     :param model: Model that resumes the training
-    :param state: What ``model_state`` gave
-    :return: what differs, as far as both name it: former versions of this package compared fewer settings
+    :param state: Result of ``model_state``
+    :return: the differences in settings that both have; earlier versions of this package saved fewer settings
     """
     here, there = training_settings(model), state["training"]
     different = [
@@ -99,7 +97,7 @@ def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
     """
     :param model: Model that resumes the training
     :param checkpoint: Checkpoint to resume from
-    :raises CheckpointError: if it is that of another training; the message names the newest one of this training in the folder
+    :raises CheckpointError: if it belongs to another training; the message names the newest checkpoint of this one
     """
     different = differences(model, checkpoint.state)
     if not different:
@@ -116,10 +114,10 @@ def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
 def check_same_number(what: str, here: Sized, there: Sized, advice: str) -> None:
     """
     :param what: What is counted, such as "log files are open"
-    :param here: Those of this process
-    :param there: Those of the checkpoint
+    :param here: Items in this process
+    :param there: Items in the checkpoint
     :param advice: What to do
-    :raises CheckpointError: if they are not as many
+    :raises CheckpointError: if the numbers differ
     """
     if len(here) != len(there):
         raise CheckpointError(f"{len(here)} {what}, but {len(there)} were when the checkpoint was written: {advice}.")

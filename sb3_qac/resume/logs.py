@@ -14,15 +14,15 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 class ResumedLogger(Logger):
     """
-    Logger of a resumed training, which can be told to leave out a row.
+    Logger of a resumed training, which can skip a row.
 
-    :param logger: The logger that it takes the place of, whose rows are not yet written
+    :param logger: The logger that it replaces, before any row is written
     """
 
     def __init__(self, logger: Logger) -> None:
         super().__init__(logger.dir, logger.output_formats)
         self.level = logger.level
-        # While it holds, nothing is recorded until the next row would be written, which is not
+        # While this is set, nothing is recorded until the next row would be written, and that row is skipped
         self.hold = False
 
     def record(self, key: str, value: Any, exclude: str | tuple[str, ...] | None = None) -> None:
@@ -38,7 +38,7 @@ class ResumedLogger(Logger):
 
 class ResumedTensorBoard(TensorBoardOutputFormat):
     """
-    Goes on in a folder of TensorBoard's: what stands there already is not written again.
+    Continues in an existing TensorBoard folder: rows that are already there are not written again.
 
     :param folder: Folder with event files
     """
@@ -50,7 +50,8 @@ class ResumedTensorBoard(TensorBoardOutputFormat):
     @classmethod
     def instead_of(cls, output_format: TensorBoardOutputFormat, folder: Path) -> "ResumedTensorBoard":
         """
-        :param output_format: Output that was just opened and is empty; its file is removed, and its folder if it is empty then
+        :param output_format: Output that was just opened and is empty; its file is removed, and so is its folder if nothing
+            else is in it
         :param folder: Folder whose logs to continue
         :return: Output into the folder
         """
@@ -71,7 +72,7 @@ class ResumedTensorBoard(TensorBoardOutputFormat):
 def last_steps(folder: Path) -> dict[str, int]:
     """
     :param folder: Folder with event files
-    :return: the last step that each tag was written for
+    :return: for each tag, the last step that was written
     """
     steps: dict[str, int] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
@@ -82,8 +83,8 @@ def last_steps(folder: Path) -> dict[str, int]:
 
 def last_steps_of(path: Path) -> dict[str, int]:
     """
-    :param path: Event file, the end of which may be torn
-    :return: the last step that each tag was written for
+    :param path: Event file, whose end may be incomplete
+    :return: for each tag, the last step that was written
     """
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
@@ -99,11 +100,11 @@ def last_steps_of(path: Path) -> dict[str, int]:
 def results_writers(env: VecEnv, repeated: bool = False) -> Iterator[ResultsWriter]:
     """
     :param env: Environments
-    :param repeated: Whether those of ``AleVecEnv`` come once for each wrapper too, as they do in older checkpoints
-    :return: the writers of their monitor files, those of ``Monitor``, ``VecMonitor`` and ``AleVecEnv``
+    :param repeated: Whether to list the writers of ``AleVecEnv`` once for each wrapper too, as older checkpoints do
+    :return: the writers of their monitor files (of ``Monitor``, ``VecMonitor`` and ``AleVecEnv``)
     """
     while True:
-        # A wrapper has the attributes of what it wraps
+        # A wrapper also shows the attributes of the environment inside it
         yield from getattr(env, "_results_writers", []) if repeated else vars(env).get("_results_writers", [])
         if vars(env).get("results_writer") is not None:
             yield vars(env)["results_writer"]
@@ -130,7 +131,7 @@ def read_log(file: IO[str]) -> bytes:
 def rewrite_log(file: IO[str], content: bytes) -> None:
     """
     :param file: File that is open for writing
-    :param content: What it shall contain, with further writes behind it
+    :param content: New content; later writes are appended to it
     """
     assert isinstance(file, io.TextIOWrapper)
     file.seek(0)
@@ -141,7 +142,7 @@ def rewrite_log(file: IO[str], content: bytes) -> None:
 
 def sync_files(folder: Path) -> None:
     """
-    :param folder: Folder whose files shall be on the disk, not only with the operating system
+    :param folder: Folder whose files are flushed from the operating system to the disk
     """
     for path in folder.iterdir():
         if path.is_file():

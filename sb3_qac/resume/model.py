@@ -1,4 +1,4 @@
-"""The state of a model: taken from one, set in another that was made the same way."""
+"""The state of a model: taken from one model, and set in another that was made in the same way."""
 
 import os
 import time
@@ -16,8 +16,6 @@ from sb3_qac.resume.random_state import set_random_state
 from sb3_qac.resume.state import get_state, is_plain, set_state
 
 SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
-
-
 # State of a model's training, without its policy
 MODEL_ATTRIBUTES = (
     "num_timesteps",
@@ -49,7 +47,7 @@ def check_supported(model: BaseAlgorithm) -> None:
 def parts_of(model: OnPolicyAlgorithm) -> list[Any]:
     """
     :param model: Model
-    :return: itself and the objects that belong to it
+    :return: the model and the objects that belong to it
     """
     parts = [value for value in vars(model).values() if not is_plain(value)]
     return [model, *parts, model.policy.optimizer, *model.policy.modules(), *model.policy.parameters()]
@@ -58,8 +56,8 @@ def parts_of(model: OnPolicyAlgorithm) -> list[Any]:
 def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[str, Any]:
     """
     :param model: Model, between two updates
-    :param seen: The identities of the environment and of what is inside it are added to it
-    :return: what makes its training this one, and all that its next update depends on, as plain data
+    :param seen: Set to which the identities of the environment and of all objects inside it are added
+    :return: the identity of the training, and everything that the next update depends on, as plain data
     """
     seen_in_env: set[int] = set()
     env = get_state(model.env, "the environment", seen_in_env)
@@ -77,8 +75,8 @@ def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[
 
 def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
     """
-    :param model: Model made as the one that was trained; its environments were reset once
-    :param state: What ``model_state`` gave
+    :param model: Model made in the same way as the trained one; its environments were reset once
+    :param state: Result of ``model_state``
     """
     assert isinstance(model, OnPolicyAlgorithm)
     model.policy.load_state_dict(state["policy"])
@@ -90,16 +88,16 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
 
 def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolicyAlgorithm:
     """
-    Bring a model to where a training was, ready to resume it.
+    Restore a training's state in a model, ready to resume it.
 
-    With an ``ExactCheckpointCallback`` in the same folder, ``learn`` with the arguments of the first time does the rest.
+    With an ``ExactCheckpointCallback`` in the same folder, call ``learn`` with the original arguments to play the rest.
     Without it, ``model.learn(remaining_steps, reset_num_timesteps=False)`` gives the same numbers, but in new log files.
 
     :param model: A model made in the same way as the one that was trained, and its environments too
-    :param path: A checkpoint, or a folder of checkpoints, for the newest good one. It warns if the training ended inside a
-        rollout, after its newest checkpoint.
+    :param path: A checkpoint, or a folder, whose newest good checkpoint is used. A warning is given if the training ended
+        inside a rollout, after its newest checkpoint.
     :return: The model: parameters, optimizer, counters, environments and random generators are those of the checkpoint
-    :raises CheckpointError: if there is none, it is damaged, or it is that of another training
+    :raises CheckpointError: if there is no checkpoint, it is damaged, or it belongs to another training
     """
     check_supported(model)
     path = Path(path)
@@ -116,7 +114,7 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
     if run.get("finished") and run.get("num_timesteps", 0) > model.num_timesteps:
         warnings.warn(
             f"The training in {path} ended inside a rollout, at step {run['num_timesteps']}, and its newest checkpoint is of "
-            f"step {model.num_timesteps}: the model is the one of then. `learn` with ExactCheckpointCallback plays the rest.",
+            f"step {model.num_timesteps}: the model has that state. `learn` with ExactCheckpointCallback plays the rest.",
             stacklevel=2,
         )
     return model

@@ -1,4 +1,4 @@
-"""The global random generators: of Python, NumPy and PyTorch."""
+"""The global random generators of Python, NumPy and PyTorch."""
 
 import random
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import torch as th
 
 
 def get_random_state() -> dict[str, Any]:
-    """:return: states of the global generators: of Python, numpy, and torch on every device"""
+    """:return: states of the global generators of Python, NumPy, and PyTorch on every device"""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -21,7 +21,7 @@ def get_random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """
-    :param state: What ``get_random_state`` gave
+    :param state: Result of ``get_random_state``
     """
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
@@ -34,7 +34,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 def seeded_random_state(seed: int | None) -> dict[str, Any]:
     """
     :param seed: Seed; at random if None
-    :return: states of the global generators as if they had been seeded so, which they are not
+    :return: the states that the global generators would have with this seed; the generators themselves do not change
     """
     words = [int(word) for word in np.random.SeedSequence(seed).generate_state(3)]
     return {
@@ -51,9 +51,9 @@ def seeded_random_state(seed: int | None) -> dict[str, Any]:
 @contextmanager
 def random_state(state: dict[str, Any]) -> Iterator[None]:
     """
-    Within it, the global generators have another state: ``state``, which keeps what is drawn.
+    Within it, the global generators have the state ``state``, which advances as numbers are drawn.
 
-    :param state: What ``get_random_state`` or ``seeded_random_state`` gave; updated at the end
+    :param state: Result of ``get_random_state`` or ``seeded_random_state``; updated at the end
     """
     outside = get_random_state()
     set_random_state(state)

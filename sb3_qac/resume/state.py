@@ -1,8 +1,8 @@
 """
-The state of live objects as plain data: taken from one object, put into another one that was built the same way.
+The state of live objects as plain data: taken from one object, and set in another that was built in the same way.
 
-Nothing is pickled, and reading makes no objects: numbers, arrays and the states of random generators go to where an object
-of the same build has them.
+Nothing is pickled, and reading creates no objects: numbers, arrays and the states of random generators are put into the
+attributes of an existing object.
 """
 
 import enum
@@ -25,13 +25,11 @@ from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils.hooks import RemovableHandle
 
-# Attributes that say how an object was built, or that each step writes anew
+# Attributes that describe how an object was built, or that every step overwrites
 SKIPPED_ATTRIBUTES = frozenset(
     {"spec", "metadata", "class_attributes", "buf_infos", "reset_infos"}
     | {"_cached_spec", "_metadata", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
 )
-
-
 CONSTANTS = (
     types.ModuleType,
     types.FunctionType,
@@ -50,20 +48,18 @@ CONSTANTS = (
     RemovableHandle,
     gym.envs.registration.EnvSpec,
 )
-
-
-# Objects that there are as many of at the end of a training as at its start
+# Classes of objects whose number does not change during a training
 BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 
 
 class StateError(ValueError):
-    """An object's state cannot be taken, or does not fit the object that it should go back into."""
+    """The state of an object cannot be taken, or does not fit the object in which it should be set."""
 
 
 @dataclass
 class ObjectState:
     """
-    State of an object that is not plain data itself.
+    State of an object that is not itself plain data.
 
     :param kind: Name of its class
     :param values: Plain data, and states of further objects, by name
@@ -84,7 +80,7 @@ def kind_of(obj: Any) -> str:
 def is_plain(value: Any) -> bool:
     """
     :param value: Any object
-    :return: Whether it is made of numbers, strings, arrays, tensors and containers of them only
+    :return: Whether it consists only of numbers, strings, arrays, tensors and containers of these
     """
     if isinstance(value, np.ndarray):
         return not value.dtype.hasobject
@@ -99,7 +95,7 @@ def is_plain(value: Any) -> bool:
 def get_plain_attributes(obj: Any) -> dict[str, Any]:
     """
     :param obj: Any object
-    :return: its attributes that are plain data; of a ``Counter`` and its like, what is in it
+    :return: its attributes that are plain data; a ``Counter`` or another subclass of dict is given as a dict
     """
     attributes = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(obj).items()}
     return {name: value for name, value in attributes.items() if is_plain(value)}
@@ -109,13 +105,13 @@ def set_attributes(obj: Any, values: dict[str, Any]) -> None:
     """
     Counterpart of ``get_plain_attributes``.
 
-    :param obj: Object of the same build
-    :param values: What ``get_plain_attributes`` gave
+    :param obj: Object that was built in the same way
+    :param values: Result of ``get_plain_attributes``
     """
     for name, value in values.items():
         current = vars(obj).get(name)
         if isinstance(value, dict) and isinstance(current, dict) and type(current) is not dict:
-            # A `Counter` or its like stays one
+            # Keep the class of a `Counter` or another subclass of dict
             current.clear()
             current.update(value)
         else:
@@ -126,7 +122,7 @@ def equal(one: Any, other: Any) -> bool:
     """
     :param one: Plain data
     :param other: Plain data
-    :return: Whether they are equal for sure, arrays in dictionaries and tuples included
+    :return: Whether they are certainly equal, including arrays in dictionaries and tuples
     """
     if isinstance(one, dict):
         return isinstance(other, dict) and one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
@@ -137,19 +133,19 @@ def equal(one: Any, other: Any) -> bool:
 
 def get_state(obj: Any, name: str = "object", seen: set[int] | None = None) -> Any:
     """
-    :param obj: Object whose state to take: plain data, or anything with such attributes, however deep
+    :param obj: Object whose state to take: plain data, or an object with such attributes at any depth
     :param name: What to call it in errors
-    :param seen: Identities of objects to leave out, to which those whose state is taken are added
+    :param seen: Identities of objects to leave out; objects whose state is taken are added
     :return: Plain data and ``ObjectState``
-    :raises StateError: if some of it is neither, and no function is known that takes its state; the message says where
+    :raises StateError: if a part is neither and no function is registered for its class; the message says where
     """
     return _state_of(obj, name, set() if seen is None else seen)
 
 
 def set_state(obj: Any, state: Any, name: str = "object") -> None:
     """
-    :param obj: Object of the same build as the one whose state was taken
-    :param state: What ``get_state`` gave
+    :param obj: Object that was built in the same way as the one whose state was taken
+    :param state: Result of ``get_state``
     :param name: What to call it in errors
     :raises StateError: if it is built differently; the message says where
     """
@@ -169,16 +165,16 @@ def _state_of(obj: Any, name: str, seen: set[int]) -> Any:
 @singledispatch
 def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     """
-    State of an object by its class; to support a class with state that Python does not see, register functions for it
-    with ``get_values.register`` and ``set_values.register``.
+    State of an object, depending on its class. To support a class whose state is not in Python attributes, register functions
+    for it with ``get_values.register`` and ``set_values.register``.
 
     :param obj: The object
     :param name: What to call it in errors
-    :param seen: Identities of the objects whose state is taken already
+    :param seen: Identities of objects whose state is already taken
     :return: Its state by name
-    :raises StateError: if the object keeps its state where it cannot be seen
+    :raises StateError: if the object keeps its state outside Python attributes
     """
-    # The attributes of a container, where it has some, are not what is in it
+    # The attributes of a container, if any, are not its content
     if not hasattr(obj, "__dict__") or isinstance(obj, dict | list | tuple | set | deque):
         raise StateError(
             f"The state of {name} ({kind_of(obj)}) cannot be taken, so this training could not be resumed exactly. "
@@ -192,10 +188,10 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] 
     """
     :param obj: An object
     :param name: What to call it in errors
-    :param seen: Identities of the objects whose state is taken already
+    :param seen: Identities of objects whose state is already taken
     :param skipped: Names of attributes to leave out
     :return: Its state by name
-    :raises StateError: if some of it cannot be taken
+    :raises StateError: if a part of it cannot be taken
     """
     values, plain = {}, get_plain_attributes(obj)
     for key, value in vars(obj).items():
@@ -204,7 +200,7 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] 
         if key in plain:
             values[key] = plain[key]
         elif isinstance(value, enum.Enum):
-            # The one member may be that of several attributes
+            # Several attributes may share one member
             values[key] = ObjectState(kind_of(value), {"member": value.value if isinstance(value, enum.Flag) else value.name})
         elif isinstance(value, list | tuple) and value and all(isinstance(item, BUILT_ONCE) for item in value):
             values[key] = [_state_of(item, f"{name}.{key}[{i}]", seen) for i, item in enumerate(value)]
@@ -233,8 +229,8 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
     """
     Counterpart of ``get_values``.
 
-    :param obj: Object of the same build
-    :param values: What ``get_values`` gave
+    :param obj: Object that was built in the same way
+    :param values: Result of ``get_values``
     :param name: What to call it in errors
     :raises StateError: if the object is built differently
     """
@@ -266,7 +262,7 @@ def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
     kind = values["state"]["bit_generator"]
     if kind != obj.bit_generator.state["bit_generator"]:
         raise StateError(
-            f"{name} is a {obj.bit_generator.state['bit_generator']} generator, its saved state that of a {kind}."
+            f"{name} is a {obj.bit_generator.state['bit_generator']} generator, but its saved state is that of a {kind}."
         )
     obj.bit_generator.state = values["state"]
 
@@ -303,7 +299,7 @@ def _(obj: th.Generator, values: dict[str, Any], name: str) -> None:
 
 @get_values.register
 def _(obj: spaces.Space, name: str, seen: set[int]) -> dict[str, Any]:
-    """A space never changes, but samples from a generator of its own; those inside a composite one sample too."""
+    """A space never changes, but has its own random generator, and so do the spaces inside a composite space."""
     return {
         "generator": None if obj._np_random is None else obj._np_random.bit_generator.state,
         "parts": [get_values(part, name, seen) for part in _parts(obj)],

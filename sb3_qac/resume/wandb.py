@@ -1,4 +1,4 @@
-"""Weights & Biases: its run is resumed too, with each row once."""
+"""Weights & Biases: its run is resumed too, and each row is logged once."""
 
 import contextlib
 import json
@@ -18,10 +18,11 @@ ROW = "time/row"
 
 class WandbOutputFormat(KVWriter):
     """
-    Writes rows to a run of Weights & Biases, and to a file from which a resumed training logs again those that W&B lost.
+    Writes rows to a run of Weights & Biases and to a file. From the file, a resumed training logs again the rows that W&B
+    lost.
 
-    A row's number is its step in W&B, so that each row is there once: a run that W&B resumed tells the step that it starts
-    at, and drops rows below. The training's own step is ``global_step``, which two rows may have in common.
+    A row's number is its step in W&B, so that each row appears once: a resumed W&B run gives the step at which it starts, and
+    drops rows below it. The training's own step is ``global_step``, which two rows may share.
 
     :param run: Active run of W&B
     :param path: File for the rows, as JSON lines
@@ -34,7 +35,7 @@ class WandbOutputFormat(KVWriter):
         run.define_metric("*", step_metric="global_step")
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        # What TensorBoard leaves out is left out here
+        # Leave out the same keys as for TensorBoard
         values = filter_excluded_keys(key_values, key_excluded, "tensorboard")
         row = {key: np.asarray(value).item() for key, value in values.items() if isinstance(value, int | float | np.number)}
         row["global_step"] = step
@@ -46,9 +47,9 @@ class WandbOutputFormat(KVWriter):
         """
         :param row: Values by name
         :param number: Its number
-        :return: the number that it got: a later one if something else has logged to the run as well
+        :return: the number that was used; a later one if something else has logged to the run as well
         """
-        # W&B would drop it too, with a line on the screen for each
+        # W&B would drop an earlier row too, but would print a line for each
         if number >= self.run.starting_step:
             # Under heavy load W&B does not answer in time
             with contextlib.suppress(TimeoutError):
@@ -79,12 +80,12 @@ def wandb_run_id(folder: str | os.PathLike) -> str | None:
 
 
 def active_wandb_run() -> Any:
-    """:return: the run of Weights & Biases that is active; None if there is none, it is disabled, or W&B is not imported"""
+    """:return: the active run of Weights & Biases; None if there is none, it is disabled, or W&B is not imported"""
     run = getattr(sys.modules.get("wandb"), "run", None)
     return None if run is None or run.disabled else run
 
 
 def wandb_identity() -> dict[str, str] | None:
-    """:return: id, project and entity of the run of Weights & Biases that is active, if there is one"""
+    """:return: id, project and entity of the active run of Weights & Biases; None if there is none"""
     run = active_wandb_run()
     return None if run is None else {"id": run.id, "project": run.project, "entity": run.entity}

@@ -1,4 +1,4 @@
-"""The final agent of a run: play it again, or keep it as a small file."""
+"""The final agent of a run: play new episodes with it, or write it as a small file."""
 
 import contextlib
 import io
@@ -26,7 +26,7 @@ from sb3_qac.study.snapshots import save_for_playing
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import register
 
-# Other episodes than in training, and others for each run: otherwise all seeds of a study would share their luck
+# Episodes differ from those of training, and between runs: otherwise all seeds of a study would share their luck
 FIRST_SEED, N_ENVS = 12345, 50
 
 
@@ -35,9 +35,9 @@ def player_env(run: Run, folder: Path, scratch: Path, n_envs: int = 1) -> Iterat
     """
     :param run: Settings of a run
     :param folder: Its folder
-    :param scratch: Folder for what has to be written
+    :param scratch: Folder for temporary files
     :param n_envs: How many environments
-    :return: within it, environments as in the run's evaluations, which can be looked at, and the final agent's file
+    :return: within it, environments as in the run's evaluations, with rendering, and the final agent's file
     :raises ValueError: if there is no agent
     """
     with contextlib.redirect_stdout(io.StringIO()):
@@ -47,7 +47,7 @@ def player_env(run: Run, folder: Path, scratch: Path, n_envs: int = 1) -> Iterat
             raise ValueError(f"There is no {agent.name} in {folder}: the run is not finished.")
         hyperparams, _ = manager.read_hyperparameters()
         _, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_hyperparams(hyperparams)
-        # For the statistics of normalised observations, which lie beside the agent
+        # For the statistics of normalised observations, which are stored next to the agent
         manager.trained_agent = str(agent)
         manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": "rgb_array"}
         env = manager.create_envs(n_envs, eval_env=True, no_log=True)
@@ -63,8 +63,8 @@ def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
 
     :param folder: Folder of a finished run of a study
     :param n_episodes: Whole episodes of each
-    :return: ``env``, ``run``, ``episodes``, and of ``sampled`` and ``greedy`` actions the mean raw return, its standard
-        deviation over episodes (``sampled_std``) and its standard error (``sampled_error``)
+    :return: ``env``, ``run``, ``episodes``; for ``sampled`` and ``greedy`` actions the mean raw return, its standard deviation
+        over episodes (``sampled_std``) and its standard error (``sampled_error``)
     :raises ValueError: if there is no agent in the folder
     """
     check_number("episodes", n_episodes, minimum=1)
@@ -87,8 +87,8 @@ def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
 
 def evaluation_line(result: dict[str, Any]) -> str:
     """
-    :param result: What ``evaluate_agent`` gives
-    :return: a line for people
+    :param result: Result of ``evaluate_agent``
+    :return: a line of text to print
     """
     parts = []
     for name in ("sampled", "greedy"):
@@ -99,9 +99,9 @@ def evaluation_line(result: dict[str, Any]) -> str:
 
 def export_agent(folder: Path, output: Path) -> Path:
     """
-    Write the final agent of a run as a small file, where RL Zoo's ``enjoy`` and ``record_video`` find it: without the state of
-    its optimizer, compressed, and with the layers that a network in bfloat16 rounds before use rounded already. It plays the
-    same.
+    Write the final agent of a run as a small file, where RL Zoo's ``enjoy`` and ``record_video`` find it. The file is
+    compressed and has no optimizer state. Layers that a bfloat16 network rounds before use are stored already rounded. The
+    agent plays exactly the same.
 
     :param folder: Folder of a finished run of a study
     :param output: RL Zoo's folder of logs
@@ -117,7 +117,7 @@ def export_agent(folder: Path, output: Path) -> Path:
     model.tensorboard_log = None
     extractor = model.policy.features_extractor
     if isinstance(extractor, LeanNatureCNN) and extractor.dtype == th.bfloat16:
-        # The first layer is divided by 255 before it is rounded
+        # Not the first layer: it is divided by 255 before it is rounded
         for parameter in [*extractor.cnn[2:].parameters(), *extractor.linear.parameters()]:
             parameter.data = parameter.data.to(th.bfloat16)
     kept = make_folder(output / run.algo / f"{name}_1") / f"{name}.zip"

@@ -85,8 +85,8 @@ def statistics(groups: Groups) -> Iterator[str]:
 def improvements(scores: dict[str, np.ndarray]) -> Iterator[str]:
     """
     :param scores: By group, shape (n_seeds, n_envs) each
-    :return: lines of a Markdown table: for each pair of groups the probability that a run of the one does better than a run
-        of the other, the mean over environments
+    :return: lines of a Markdown table: for each pair of groups the probability that a run of the first is better than a run of
+        the second, averaged over environments
     """
     names = list(scores)
     pairs = {f"{x} over {y}": (scores[x], scores[y]) for i, x in enumerate(names) for y in names[:i]}
@@ -103,7 +103,7 @@ def improvements(scores: dict[str, np.ndarray]) -> Iterator[str]:
 def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
     """
     :param envs: Records by environment
-    :return: lines of Markdown: probabilities of improvement over all environments, where groups and seeds are the same
+    :return: lines of Markdown: probabilities of improvement over all environments, if groups and seeds are the same everywhere
     """
     compared = {env_id: common_evaluations(groups) for env_id, groups in envs.items()}
     shapes = {tuple((group, len(records)) for group, records in groups.items()) for groups in compared.values()}
@@ -155,10 +155,10 @@ def _compare(ours: Sequence[Record], theirs: Sequence[Record], goal: float | Non
         f"At {steps:,} steps, {_which(pair)}, {name} returns {np.mean(ends[0]):.2f} and {other} {np.mean(ends[1]):.2f}. "
         f"The difference is {_verdict(difference(*ends))}."
     )
-    yield f"Averaged over all evaluations up to there it is {_verdict(difference(*ways))}."
+    yield f"Averaged over all evaluations up to that point, it is {_verdict(difference(*ways))}."
     spreads = [np.std(values, ddof=1) for values in ends if len(values) > 1]
     if spreads:
-        yield f"The standard deviation over seeds of one algorithm is {_range(spreads, '.2g')} there."
+        yield f"The standard deviation over seeds of one algorithm is {_range(spreads, '.2g')} at that point."
 
 
 def _ways_to(pair: Groups, goal: float) -> Iterator[str]:
@@ -173,7 +173,7 @@ def _ways_to(pair: Groups, goal: float) -> Iterator[str]:
     if all(None not in steps for steps in steps_to.values()):
         name, other = pair
         yield (
-            f"To reach {goal:g}, the difference of {name} to {other} is "
+            f"To reach {goal:g}, the difference ({name} minus {other}) is "
             f"{_verdict(difference(*steps_to.values()), ' steps')}, and {_verdict(difference(*hours_to.values()), ' hours')}."
         )
 
@@ -185,7 +185,7 @@ def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:
     yield (
         "**What the baseline does.** The probabilities of a state sum to 1, so grad sum_a pi(a|s) V~(s) = V~(s) grad 1 = 0: "
         f"a baseline cannot change the all-action gradient. On {len(found)} networks of these runs, the gradients with and "
-        f"without it differ by {_range(differences, '.1e')} of their length, which is rounding. For the sampled estimator, "
+        f"without it differ by {_range(differences, '.1e')} of their length: rounding errors. For the sampled estimator, "
         f"the baseline divides the variance by {_range(ratios, '.3g')}."
     )
 
@@ -233,7 +233,7 @@ def _resolved(found: Sequence[dict[str, Any]], name: str, largest_error: float) 
 
 
 def _last_step(compared: Groups) -> int | None:
-    """:return: steps of the last evaluation, of what ``common_evaluations`` gives; None if there is none"""
+    """:return: steps of the last evaluation in the result of ``common_evaluations``; None if there is none"""
     timesteps = next(iter(compared.values()))[0].timesteps if compared else np.zeros(0, dtype=int)
     return int(timesteps[-1]) if len(timesteps) else None
 

@@ -1,8 +1,8 @@
 """
-How fast training is, and each part of it alone: A2C and QA2C on SB3's environments, and for Atari QA2C on the native ones.
+The speed of training, and of each part alone: A2C and QA2C on SB3's environments, and for Atari QA2C on the native ones.
 
-Every measurement has a process of its own, so that its memory is its own too. They are interleaved, in rounds, and a
-contender is compared with the A2C of the same round: whatever else the machine does slows both.
+Every measurement runs in its own process, so that its memory can be measured too. Measurements are interleaved in rounds, and
+a contender is compared with A2C in the same round, because other load on the machine slows both.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Contender:
     """
     :param name: Name in the table
     :param algorithm: Algorithm that trains
-    :param native: Whether the environments are those in C++
+    :param native: Whether it uses the environments in C++
     :param dtype: Precision of ``LeanNatureCNN``; None for SB3's ``NatureCNN``
     """
 
@@ -56,7 +56,7 @@ class Contender:
         """
         :param env_id: Environment
         :param n_envs: Number of environments
-        :return: Environments; those of Atari games with stacked frames, channels first
+        :return: Environments; for Atari games with stacked frames, channels first
         """
         if not is_atari(env_id):
             return make_vec_env(env_id, n_envs, seed=0)
@@ -69,7 +69,7 @@ class Contender:
         :param env_id: Environment
         :param n_envs: Number of environments
         :param device: PyTorch device
-        :return: Model with RMSprop in TensorFlow's manner, else with the defaults of its algorithm
+        :return: Model with TensorFlow-style RMSprop, and otherwise the defaults of its algorithm
         """
         policy_kwargs: dict[str, Any] = dict(optimizer_class=RMSpropTFLike, optimizer_kwargs=dict(alpha=0.99, eps=1e-5))
         if self.dtype is not None:
@@ -99,14 +99,14 @@ def is_atari(env_id: str) -> bool:
 def contenders_of(env_id: str) -> tuple[Contender, ...]:
     """
     :param env_id: Environment
-    :return: Those that can be measured on it
+    :return: The contenders that can be measured on it
     """
     return CONTENDERS if is_atari(env_id) else tuple(contender for contender in CONTENDERS if not contender.native)
 
 
 def measure_training(contender: Contender, env_id: str, n_envs: int, seconds: float, device: str) -> dict[str, float]:
     """
-    :param contender: What trains
+    :param contender: The contender to train
     :param env_id: Environment
     :param n_envs: Number of environments
     :param seconds: For how long to measure, after a tenth of that to warm up
@@ -129,14 +129,14 @@ def measure_parts(contender: Contender, env_id: str, n_envs: int, seconds: float
     """
     Each part of an update alone, with nothing else running.
 
-    :param contender: Whose parts
+    :param contender: The contender to measure
     :param env_id: Environment
     :param n_envs: Number of environments
-    :param seconds: For how long to measure each
+    :param seconds: For how long to measure each part
     :param device: PyTorch device
     :return: milliseconds of one update: ``environments`` (all steps of a rollout), ``forward`` (one pass for each step and one
-        for the last value), ``update`` (forward, backward and optimizer on the whole rollout); and the ``limit`` that they
-        set, in steps per second
+        for the last value), ``update`` (forward, backward and optimizer on the whole rollout); and the ``limit`` that these
+        parts set, in steps per second
     """
     model = contender.make_model(env_id, n_envs, device)
     model.learn(n_envs * N_STEPS)
@@ -218,7 +218,7 @@ def run_benchmark(env_id: str, n_envs_list: list[int], seconds: float, repeats: 
     # A process for each measurement
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for round_, n_envs, contender, measure in tqdm(jobs, unit="measurement"):
-            # The three parts share the time
+            # The time is divided among the three parts
             time_of_each = seconds if measure is measure_training else seconds / 3
             result = pool.apply(measure, (contender, env_id, n_envs, time_of_each, device))
             rows.append({"round": round_, "n_envs": n_envs, "contender": contender.name, **result})
@@ -248,7 +248,7 @@ def _processor() -> str:
 
 def tables(report: dict[str, Any]) -> Iterator[str]:
     """
-    :param report: What ``run_benchmark`` found
+    :param report: Result of ``run_benchmark``
     :return: Markdown, one table for each number of environments
     """
     contenders = contenders_of(report["env_id"])
@@ -289,7 +289,7 @@ def _column(report: dict[str, Any], n_envs: int, contender: str, key: str) -> li
 
 def write_report(report: dict[str, Any], path: Path) -> None:
     """
-    :param report: What ``run_benchmark`` found
+    :param report: Result of ``run_benchmark``
     :param path: JSON file to write
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from sb3_qac.common.torch_layers import constant_weights
 
 class StopOnReturn(BaseCallback):
     """
-    Stops a training whose last evaluation reached a return. For ``EvalCallback``'s ``callback_after_eval``.
+    Stops a training when its last evaluation reached a return. For ``EvalCallback``'s ``callback_after_eval``.
 
     :param stop_return: Mean return
     """
@@ -36,7 +36,7 @@ class StatusCallback(BaseCallback):
     Keeps the status of a training in a file.
 
     :param path: JSON file
-    :param evaluation: Evaluation whose last result is in it
+    :param evaluation: Evaluation whose last result is written to it
     """
 
     def __init__(self, path: Path, evaluation: EvalCallback) -> None:
@@ -44,7 +44,7 @@ class StatusCallback(BaseCallback):
         self.path, self.evaluation = path, evaluation
 
     def _on_training_start(self) -> None:
-        # Here, since a resume restores the attributes that callbacks had
+        # Not in the constructor: a resume restores the earlier attributes of callbacks
         self.first_step = self.model.num_timesteps
         self.before = read_json(self.path).get("seconds", 0.0) if self.first_step else 0.0
         self.start = self.written = time.monotonic()
@@ -56,12 +56,12 @@ class StatusCallback(BaseCallback):
         return True
 
     def _on_training_end(self) -> None:
-        # Where learn came to its end, not where it was interrupted
+        # Only if learn ended normally, not if it was interrupted
         if sys.exc_info()[0] is None:
             self.write(finished=read_json(self.path.parent / "checkpoints" / "run.json").get("finished", True))
 
     def write(self, finished: bool) -> None:
-        """:param finished: Whether the training has come to its end"""
+        """:param finished: Whether the training has ended"""
         self.written = time.monotonic()
         seconds = self.written - self.start
         status = {
@@ -83,7 +83,7 @@ class StatusCallback(BaseCallback):
 
 
 class ConstantWeightsCallback(BaseCallback):
-    """Lets the features extractor prepare its weights once a rollout, as QA2C does, for on-policy algorithms of SB3."""
+    """Makes the features extractor prepare its weights once per rollout, as in QA2C, for on-policy algorithms of SB3."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class ConstantWeightsCallback(BaseCallback):
 
 
 class NoCallback(BaseCallback):
-    """Does nothing: ``learn`` would make a progress bar and count the steps of the model on."""
+    """Does nothing. For collecting rollouts without ``learn``, which would show a progress bar and count steps."""
 
     def _on_step(self) -> bool:
         return True

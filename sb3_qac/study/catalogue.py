@@ -1,12 +1,12 @@
-"""The names that a study knows: the rungs of the ladder, and whole studies."""
+"""The names that a study accepts: the rungs of the ladder, and whole studies."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from sb3_qac.common.minatar import MINATAR_GAMES
 
-# The course documents' names of three algorithms. They stay in the names of folders and of runs in Weights & Biases, so that
-# runs are found again; whatever is shown has the field's names. Both are understood.
+# The course documents' names of three algorithms. Folders and runs in Weights & Biases keep them, so that earlier runs are
+# found again. Tables, plots and reports show the field's names. Both are accepted.
 DOCUMENT_NAMES = {"all-action": "task1", "all-action-baseline": "task2", "beta-loo": "beta1"}
 FIELD_NAMES = {name: field_name for field_name, name in DOCUMENT_NAMES.items()}
 
@@ -17,7 +17,7 @@ class Rung:
     One algorithm of the ladder.
 
     :param formula: What the actor maximises, the mean over steps
-    :param change: What it changes of the rung below
+    :param change: What it changes relative to the rung below
     :param algo: Algorithm, by its name in RL Zoo
     :param hyperparams: Entries that replace those of the preset
     """
@@ -62,11 +62,11 @@ RUNGS: dict[str, Rung] = {
     "ppo": Rung("min(rho A, clip(rho) A), rho = pi(a_t) / pi_old(a_t)", "PPO with RL Zoo's settings", "ppo"),
     "dqn": Rung("(none: the greedy action of Q)", "DQN with RL Zoo's settings", "dqn"),
 }
-# Rungs whose names are not RL Zoo's: the algorithm there, and the entries that replace those of the preset
+# Rungs whose names are not RL Zoo's: the algorithm's name there, and entries that replace those of the preset
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (rung.algo, rung.hyperparams) for name, rung in RUNGS.items() if name != rung.algo
 }
-# QPPO's twin on the sampled action, for the ablation
+# QPPO's variant on the sampled action, for the ablation
 TASKS["qppo-sampled"] = ("qppo", {"policy_gradient": "sampled"})
 
 
@@ -125,7 +125,7 @@ def study_of(name: str) -> Study:
 def field_name(name: str) -> str:
     """
     :param name: Name of an algorithm, or of a run such as "task1_seed-0"
-    :return: the same with the field's name of the algorithm
+    :return: the same name, with the field's name of the algorithm
     """
     group, seed, number = name.partition("_seed-")
     return f"{FIELD_NAMES.get(group, group)}{seed}{number}"

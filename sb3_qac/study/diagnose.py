@@ -1,6 +1,6 @@
 """
-Estimators of the policy gradient, measured on one model and the same rollouts: their variance, direction and cost. And how
-well the critic predicts the differences between actions.
+Measure estimators of the policy gradient on one model and the same rollouts: their variance, direction and cost. Also measure
+how well the critic predicts the differences between actions.
 """
 
 import json
@@ -30,13 +30,13 @@ from sb3_qac.study.run import read_run
 from sb3_qac.study.snapshots import normalize_as, points_of
 from sb3_qac.zoo import register
 
-# Of rollouts, for standard errors
+# Number of blocks of rollouts, for standard errors
 N_BLOCKS = 10
 
 
 class Batch(NamedTuple):
     """
-    What a loss of the actor is made of. The names are those of ``QA2C.train``.
+    The inputs of an actor loss, with the names of ``QA2C.train``.
 
     :param q_values: ``Q(s, a)``, shape (batch_size, n_actions)
     :param log_probs: ``log pi(a|s)``, shape (batch_size, n_actions)
@@ -54,7 +54,7 @@ class Batch(NamedTuple):
     returns: th.Tensor
 
 
-# The first is the one that the others are compared with
+# The first estimator is the reference for the others
 ESTIMATORS: dict[str, Callable[[Batch], th.Tensor]] = {
     ALL_ACTION: lambda b: all_action_policy_loss(b.log_probs, b.q_values),
     "all-action, baseline": lambda b: all_action_policy_loss(b.log_probs, b.q_values - b.values),
@@ -73,7 +73,7 @@ class GradientMoments:
     Moments of the gradients of several estimators over rollouts, without keeping the gradients themselves.
 
     :param names: Estimators, the first of which is the reference
-    :param n_rollouts: Number of rollouts that will be added. They are cut into blocks for the errors of what is estimated.
+    :param n_rollouts: Number of rollouts that will be added. They are divided into blocks, for the standard errors.
     """
 
     def __init__(self, names: Sequence[str], n_rollouts: int) -> None:
@@ -81,7 +81,7 @@ class GradientMoments:
         self.n_blocks = min(N_BLOCKS, n_rollouts)
         self.n_added = 0
         self.counts = np.zeros(self.n_blocks)
-        # By estimator and block: the sum of the gradients, and of what is made of a single rollout
+        # By estimator and block: sums of the gradients, and of quantities of single rollouts
         self.sums: dict[str, list[th.Tensor | float]] = {name: [0.0] * self.n_blocks for name in names}
         self.squares = {name: np.zeros(self.n_blocks) for name in names}
         self.products = {name: np.zeros(self.n_blocks) for name in names}
@@ -107,13 +107,13 @@ class GradientMoments:
 
             * ``gradient_square``: squared norm of the expected gradient, without bias (it can come out negative)
             * ``variance``: trace of the covariance of a rollout's gradient
-            * ``noise_to_signal``: the latter over the former
-            * ``cosine``: of the expected gradient to that of the reference
+            * ``noise_to_signal``: ``variance`` divided by ``gradient_square``
+            * ``cosine``: between the expected gradient and the reference's
             * ``difference``: norm of the difference to the reference's gradient on the same rollout, relative to the
               latter's norm, mean over rollouts
 
-            and with "_error" after its name the standard error of each, by leaving out blocks of rollouts in turn. Where the
-            expected gradient is less than two standard errors from 0, ratio and cosine are nan.
+            and for each the standard error, with "_error" after its name, from leaving out blocks of rollouts in turn. Where
+            the expected gradient is less than two standard errors from 0, ratio and cosine are nan.
         """
         sums = {name: th.stack([th.as_tensor(block) for block in blocks]) for name, blocks in self.sums.items()}
         # Products of the sums of any two blocks, shape (n_blocks, n_blocks)
@@ -131,7 +131,7 @@ class GradientMoments:
             }
             summary[name] = {**figures, **errors}
             if figures["gradient_square"] < 2 * errors["gradient_square_error"]:
-                # No gradient that could be told from 0
+                # The gradient cannot be distinguished from 0
                 unknown = [figure for figure in summary[name] if figure.startswith(("noise_to_signal", "cosine"))]
                 summary[name].update(dict.fromkeys(unknown, np.nan))
         return summary
@@ -142,7 +142,7 @@ class GradientMoments:
         n, reference = self.counts @ kept, self.names[0]
 
         def expected(of_sums: np.ndarray, of_rollouts: np.ndarray) -> float:
-            # Only pairs of different rollouts: the noise of one does not add to its own square
+            # Only pairs of different rollouts, so that the noise of a rollout is not squared
             return float((kept @ of_sums @ kept - of_rollouts @ kept) / (n * (n - 1)))
 
         square = expected(with_itself[name], self.squares[name])
@@ -172,10 +172,10 @@ def judge_critic(q_values: np.ndarray, probs: np.ndarray, actions: np.ndarray, r
     """
     Compare a critic with the returns of the actions that were taken.
 
-    Its advantages have a slope, ``E[f (G - V~)] / E[f A]`` with ``f = A(s, a)``: 1 where the critic is right about what an
-    action is worth beside the others, 0 where its advantages say nothing. For improbable actions, those with less than half
-    of the uniform probability, ``f`` is A(s, a) for them and 0 for the others, less its mean under the policy, so that an
-    error of V~ does not matter.
+    Its advantages have a slope, ``E[f (G - V~)] / E[f A]`` with ``f = A(s, a)``: 1 if the critic is right about the value of
+    an action relative to the others, 0 if its advantages carry no information. For improbable actions, those with less than
+    half of the uniform probability, ``f`` is A(s, a) for them and 0 for the others, minus its mean under the policy, so that
+    an error of V~ has no effect.
 
     :param q_values: ``Q(s, a)``, shape (n_steps, n_envs, n_actions)
     :param probs: ``pi(a|s)``, shape (n_steps, n_envs, n_actions)
@@ -215,7 +215,7 @@ def _ratio(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """
     :param x: Shape (n_envs,)
     :param y: Shape (n_envs,)
-    :return: ratio of their sums, and its standard error, by leaving out each environment in turn
+    :return: ratio of their sums, and its standard error from leaving out each environment in turn
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         without = (x.sum() - x) / (y.sum() - y)
@@ -224,14 +224,14 @@ def _ratio(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 def diagnose_model(model: QA2C, n_rollouts: int) -> dict[str, Any]:
     """
-    Collect rollouts with a model as it is and judge the estimators and the critic on them. It does not learn.
+    Collect rollouts with a fixed model, and measure the estimators and the critic on them.
 
     :param model: Model with its environment
     :param n_rollouts: Number of rollouts, at least 3
     :return: ``estimators`` (see ``GradientMoments.summary``, and milliseconds for a gradient) and ``critic`` (see
         ``judge_critic``)
     """
-    # Two are needed for an expected gradient, and each in turn is left out for its error
+    # An expected gradient needs two, and its error leaves out each in turn
     check_number("n_rollouts", n_rollouts, minimum=3)
     env, steps = model.env, model.num_timesteps
     assert env is not None
@@ -243,7 +243,7 @@ def diagnose_model(model: QA2C, n_rollouts: int) -> dict[str, Any]:
     for _ in range(n_rollouts):
         model.collect_rollouts(env, callback, buffer, model.n_steps)
         rewards, starts = buffer.rewards.copy(), buffer.episode_starts.copy()
-        # ``get`` puts the steps of an environment one after the other; what it gives is shuffled
+        # ``get`` puts the steps of each environment one after the other, and returns them shuffled
         next(buffer.get(batch_size=None))
         data = buffer._get_samples(np.arange(model.n_steps * model.n_envs))
         with th.no_grad():
@@ -269,7 +269,7 @@ def diagnose_model(model: QA2C, n_rollouts: int) -> dict[str, Any]:
     # An episode ends before the next one starts
     dones = np.concatenate([history["starts"][1:], np.asarray(model._last_episode_starts)[None]])
     returns = discounted_returns(history["rewards"], dones, last_values, model.gamma)
-    # Those at the end would rest on the critic that they are to judge
+    # The last returns would depend on the critic that they are meant to judge
     judged = slice(0, max(len(returns) * 9 // 10, 1))
     critic = judge_critic(*(x[judged] for x in (history["q_values"], history["probs"], history["actions"], returns)))
     estimators = moments.summary()
@@ -292,7 +292,7 @@ def _batch(model: QA2C, data: RolloutBufferSamples) -> Batch:
 
 
 def _without_nan(figures: dict[str, float]) -> dict[str, float | None]:
-    # JSON knows no nan
+    # JSON has no nan
     return {name: figure if np.isfinite(figure) else None for name, figure in figures.items()}
 
 
@@ -304,8 +304,8 @@ def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threa
     :param n_rollouts: Rollouts at each point
     :param n_points: Number of points, from the start to the end of the training
     :param n_threads: Threads for PyTorch
-    :return: what ``diagnose_model`` gives, at each point
-    :raises ValueError: if there is no run of QA2C with snapshots in the folder
+    :return: the result of ``diagnose_model`` at each point
+    :raises ValueError: if the folder has no run of QA2C with snapshots
     """
     check_number("n_points", n_points, minimum=1)
     check_number("n_threads", n_threads, minimum=1)
@@ -340,7 +340,7 @@ def diagnose_snapshot(path: Path, env: VecEnv, seed: int, n_rollouts: int) -> di
 
 def tables(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     """
-    :param results: What ``diagnose_run`` gives
+    :param results: Result of ``diagnose_run``
     :return: lines of Markdown
     """
     yield "| steps | estimator | expected gradient, squared | variance | noise / signal | cosine | difference | ms |"
@@ -369,5 +369,5 @@ def _text(figures: dict[str, float | None], name: str, form: str) -> str:
     if f"{name}_error" not in figures:
         return "-" if figure is None else f"{figure:{form}}"
     error = figures[f"{name}_error"]
-    # Without an error a figure is noise
+    # A figure whose error is unknown is noise
     return "-" if figure is None or error is None else f"{figure:{form}} +/- {error:{form}}"

@@ -26,9 +26,9 @@ from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.train import train_run
 from sb3_qac.zoo import register
 
-# How often a run is tried again after the loss of its machine, and for how many seconds one may write its last checkpoint
+# How often a run is retried after its machine is lost, and how many seconds a run has to write its last checkpoint
 RAY_RETRIES, RAY_GRACE = 10, 60
-# With more runs than this, the table shows only those that are under way
+# With more runs than this, the table shows only active ones
 MAX_ROWS = 20
 
 
@@ -36,10 +36,10 @@ def make_grid(
     env: str, groups: Sequence[str], seeds: Sequence[int], folder: Path, config: str | None = None, **settings: Any
 ) -> list[Run]:
     """
-    :param env: Environment, or a short name of one or several
+    :param env: Environment, or a short name for one or several
     :param groups: Algorithms: names of RL Zoo, or rungs of the ladder
     :param seeds: Seeds of each
-    :param folder: Folder of the study. With several environments, each has a folder in it.
+    :param folder: Folder of the study. With several environments, each has a subfolder.
     :param config: YAML file with hyperparameters for all; None for each algorithm's own
     :param settings: Further settings of ``Run``
     :return: one run for each environment, group and seed
@@ -57,7 +57,7 @@ def make_grid(
         raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *sorted(ALGOS)])}.")
     if config is not None and not Path(config).is_file():
         raise ValueError(f"There is no file {config} with hyperparameters.")
-    # A worker, and whoever diagnoses the run, may have another working directory
+    # A worker or a later diagnosis may have another working directory
     config = config and os.path.abspath(config)
     for name in ("eval_freq", "n_eval_episodes", "n_threads"):
         check_number(name, settings.get(name, 1), minimum=1)
@@ -67,7 +67,7 @@ def make_grid(
     runs = []
     for env_id, group, seed in itertools.product(env_ids, groups, seeds):
         algo, hyperparams = TASKS.get(group, (group, {}))
-        # Under the document's name, so that it is found again
+        # Uses the document's name, so that an earlier run is found again
         group = DOCUMENT_NAMES.get(group, group)
         name = f"{group}_seed-{seed}"
         run_folder = folder / name if len(env_ids) == 1 else folder / env_id.replace("/", "-") / name
@@ -89,11 +89,11 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
     Train all runs that are not finished, with a live table. After Ctrl-C the same call resumes them.
 
     :param runs: Runs of the study
-    :param jobs: How many at once on this machine, each in a process of its own
+    :param jobs: Number of runs at once on this machine, each in its own process
     :param ray_address: Address of a Ray cluster to run them on instead, "auto" for the one of this machine. The folders of
         the runs must be the same on all of its machines.
     :return: what went wrong, by the folder of the run
-    :raises ValueError: if there is a run with other settings in a folder
+    :raises ValueError: if a folder contains a run with other settings
     :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
     """
     for run in runs:
@@ -107,7 +107,7 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
                 if error is not None:
                     failed[run.folder] = error
                 elif not run.finished:
-                    # RL Zoo keeps Ctrl-C to itself
+                    # RL Zoo catches Ctrl-C and does not pass it on
                     raise KeyboardInterrupt
     finally:
         if not console.is_terminal:
@@ -119,8 +119,8 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
 def run_here(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]:
     """
     :param runs: Runs to train or to resume
-    :param jobs: How many at once
-    :return: each run in its turn, and what went wrong, if something did
+    :param jobs: Number of runs at once
+    :return: each run in its turn, and its error, if there was one
     """
     results = Parallel(n_jobs=jobs, return_as="generator", initializer=keep_freed_memory)(
         delayed(train_run)(run) for run in runs
@@ -130,11 +130,12 @@ def run_here(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]
 
 def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | None]]:
     """
-    Ray decides where each runs. A run whose machine or process is lost is tried again elsewhere, from its last checkpoint.
+    Ray chooses the machine of each run. If a machine or process is lost, its run is retried elsewhere, from its last
+    checkpoint.
 
     :param runs: Runs to train or to resume
     :param address: Address of a Ray cluster
-    :return: each run as it ends, and what went wrong, if something did
+    :return: each run as it ends, and its error, if there was one
     :raises ConnectionError: if there is no cluster
     """
     import ray
@@ -166,7 +167,7 @@ def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | N
 def check_ray_address(address: str) -> None:
     """
     :param address: Address of a Ray cluster: "auto", "host:port", or one with "ray://"
-    :raises ValueError: if it is none, or nothing answers there (Ray itself would try for minutes)
+    :raises ValueError: if it is not an address, or nothing answers there (Ray itself would try for minutes)
     """
     host, _, port = address.rpartition(":")
     if address == "auto" or address.startswith("ray://"):
@@ -183,7 +184,7 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
     """
     :param runs: Runs of a study
     :param failed: What went wrong, by the folder of the run
-    :return: how far each is
+    :return: table with the progress of each run
     """
     statuses = {run.folder: read_json(Path(run.folder, "status.json")) for run in runs}
     n_finished = sum(bool(status.get("finished")) for status in statuses.values())

@@ -35,12 +35,12 @@ OF_DQN = " DQN's sampled actions are greedy, except for the random ones of its e
 def noise_of_run(folder: Path) -> dict[str, float] | None:
     """
     Measure how noisy the actor's gradient is in the middle of a run: the trace of the covariance of the gradient of the
-    policy's last layer over the square of its expectation, for an update from 1,000 environment steps. The result is
-    written into the run's folder.
+    policy's last layer over the square of its expectation, for an update from 1,000 environment steps. The result is written
+    to the run's folder.
 
     :param folder: Folder of a run with snapshots
-    :return: ``noise_to_signal`` and ``variance``, both for 1,000 steps; None for algorithms without such a gradient, or
-        without snapshots
+    :return: ``noise_to_signal`` and ``variance``, both for 1,000 steps; None if the algorithm has no such gradient, or the run
+        has no snapshots
     """
     register()
     run = read_run(folder)
@@ -59,7 +59,7 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
         moments.add({run.group: gradient})
     figures = moments.summary()[run.group]
     noise = {name: figures[name] * steps / 1000 for name in ("noise_to_signal", "variance")}
-    # JSON knows no nan
+    # JSON has no nan
     known = {name: figure for name, figure in noise.items() if np.isfinite(figure)}
     write_atomically(folder / NOISE_FILE, json.dumps(known).encode())
     return noise
@@ -67,7 +67,7 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
 
 def gradients_of_updates(model: OnPolicyAlgorithm, n_steps: int) -> tuple[list[th.Tensor], float]:
     """
-    Let an algorithm collect rollouts and compute its gradients, without learning from them.
+    Make an algorithm collect rollouts and compute its gradients, without learning from them.
 
     :param model: Model with its environment
     :param n_steps: Environment steps to collect
@@ -91,7 +91,7 @@ def gradients_of_updates(model: OnPolicyAlgorithm, n_steps: int) -> tuple[list[t
 def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float] | None]]) -> Iterator[str]:
     """
     :param groups: Records by rung
-    :param noise: Result of ``noise_of_run`` for each
+    :param noise: Result of ``noise_of_run`` for each run
     :return: lines of a Markdown table
     """
     yield (
@@ -115,7 +115,7 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
 
 
 def _median(values: Sequence[float | None], form: str) -> str:
-    # A figure that was never reached, or that noise hides, counts as infinite
+    # A value that was never reached, or that is hidden by noise, counts as infinite
     median = np.median([np.inf if value is None else value for value in values]) if values else np.inf
     return f"{median:{form}}" if np.isfinite(median) else "-"
 
@@ -153,7 +153,7 @@ def write_page(folder: Path, jobs: int = 1) -> Path:
     :param folder: Folder of a study of the rungs, packed or not
     :param jobs: Number of runs whose gradient noise is measured at the same time
     :return: the Markdown file in that folder; an HTML file and the plot are in it too
-    :raises ValueError: if there is no run of a rung in the folder
+    :raises ValueError: if the folder has no run of a rung
     """
     found = load_study(folder).get("CartPole-v1", {})
     groups = {name: found[name] for name in RUNGS if name in found}
@@ -168,7 +168,7 @@ def write_page(folder: Path, jobs: int = 1) -> Path:
 def _noise_of(record: Record) -> dict[str, float] | None:
     if (record.folder / "run.json").is_file():
         return noise_of_run(record.folder)
-    # A packed run has the figures of its last page
+    # A packed run has the figures from when its page was last written
     known = {name: figure for name, figure in record.figures.items() if name in ("noise_to_signal", "variance")}
     return known if "variance" in known else None
 
@@ -183,9 +183,9 @@ def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         yield ""
     actions = "the most probable" if settings["deterministic"] else "sampled"
     yield (
-        "pi(a), Q(a) and V are those of the state s_t. G_t is the discounted return to the end of the episode, R_t the n-step "
+        "pi(a), Q(a) and V belong to the state s_t. G_t is the discounted return to the end of the episode, R_t the n-step "
         "return, V~ = sum_a pi(a) Q(a). The weights of ln pi are constants for the gradient. "
-        f"An evaluation is {settings['n_eval_episodes']} episodes with {actions} actions; the table has the mean of the "
+        f"An evaluation is {settings['n_eval_episodes']} episodes with {actions} actions; the table shows the mean of the "
         f"last one over seeds and its standard error. Solved: an evaluation of {SOLVED:g} or more. Variance: the trace of "
         "the covariance of the gradient of the policy's last layer, in the middle of the training, for an update from 1,000 "
         "steps. It has the scale of the weight of ln pi. Noise / signal is the variance over the squared expectation, and "

@@ -16,7 +16,7 @@ from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.pack import find_pack, load_pack
 from sb3_qac.study.records import CURVES, Groups, Record
 
-# SB3's PPO calls one row of the log otherwise
+# SB3's PPO has another name for one row of the log
 SYNONYMS = {"train/policy_gradient_loss": "train/policy_loss"}
 CURVES_FILE, DIAGNOSIS_FILE, NOISE_FILE = "curves.csv", "diagnosis.json", "noise.json"
 
@@ -33,8 +33,8 @@ ConfigLoader.add_constructor(
 
 def load_study(folder: Path) -> dict[str, Groups]:
     """
-    :param folder: Folder of a study, with the folders of its runs or packed. A part of a packed study has the path that its
-        folder had, such as "results/ladder/lin_7e-4".
+    :param folder: Folder of a study, either packed or with the folders of its runs. A part of a packed study keeps the path of
+        its original folder, such as "results/ladder/lin_7e-4".
     :return: records of all runs that were started, by environment and group, in the order of their seeds
     :raises ValueError: if there are none
     """
@@ -52,7 +52,7 @@ def load_study(folder: Path) -> dict[str, Groups]:
 def by_environment(records: Sequence[Record]) -> dict[str, Groups]:
     """
     :param records: Records of a study
-    :return: the same by environment and group, in the order of their seeds
+    :return: the records by environment and group, in the order of their seeds
     """
     envs: dict[str, Groups] = {}
     for record in sorted(records, key=lambda record: (record.settings["group"], record.settings["seed"])):
@@ -63,12 +63,13 @@ def by_environment(records: Sequence[Record]) -> dict[str, Groups]:
 def runs_of(folder: Path) -> dict[str, Path]:
     """
     :param folder: Folder of a study
-    :return: folders of its runs, by their path in it. Each is in the study's folder, or in the folder of its environment.
+    :return: folders of its runs, by their path within the study. Each is in the study's folder or in the folder of an
+        environment.
     """
     runs = {}
     for path in sorted([*folder.glob("*/run.json"), *folder.glob("*/*/run.json")]):
         run = path.parent
-        # Checkpoints have a file of that name as well
+        # Folders of checkpoints have a file of that name too
         if run.name != "checkpoints" and part_of(folder, run, read_json(path).get("env_id", "")) == "":
             runs[run.relative_to(folder).as_posix()] = run
     return runs
@@ -76,9 +77,9 @@ def runs_of(folder: Path) -> dict[str, Path]:
 
 def load_everything(folder: Path) -> dict[str, list[Record]]:
     """
-    :param folder: Folder with the folders of runs, however deep
-    :return: records of all of them, by the part of the study that they belong to: "" for the study itself, and for another
-        study in a folder of it that folder's path, such as "lin_7e-4"
+    :param folder: Folder with the folders of runs, at any depth
+    :return: records of all runs, by the part of the study to which they belong: "" for the study itself, or the path of the
+        folder for another study inside it, such as "lin_7e-4"
     :raises ValueError: if there are none
     """
     parts: dict[str, list[Record]] = {}
@@ -152,8 +153,8 @@ def figures_of(curves: dict[str, pd.Series]) -> dict[str, float]:
 
 def load_curves(folder: Path) -> dict[str, pd.Series]:
     """
-    Read TensorBoard's files of a run and keep the rows that a report draws as ``curves.csv``; or read that file where there is
-    no TensorBoard.
+    Read the TensorBoard files of a run, and keep the rows that a report draws as ``curves.csv``. If there are no TensorBoard
+    files, read ``curves.csv``.
 
     :param folder: Folder of a run
     :return: rows of its log, indexed by steps

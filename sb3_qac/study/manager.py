@@ -33,7 +33,7 @@ from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.zoo import ALGORITHMS, presets
 
-# Evaluation games are not those of training
+# Evaluation uses other games than training
 EVAL_SEED_OFFSET = 10_000
 
 
@@ -114,8 +114,8 @@ class StudyManager(ExperimentManager):
 def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dtype: str) -> None:
     """
     :param algorithm: Algorithm
-    :param hyperparams: Its arguments for Atari games, changed in place: the network is the same, computed faster. One with
-        another features extractor stays as it is.
+    :param hyperparams: Its arguments for Atari games, changed in place: the network is the same, but computed faster.
+        Arguments with another features extractor are not changed.
     :param dtype: Precision of ``LeanNatureCNN``
     """
     policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
@@ -125,7 +125,7 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
     hyperparams["policy_kwargs"] = policy_kwargs
     if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:
-        # The same policy, without the floats that SB3 makes of images
+        # The same policy, without SB3's conversion of images to floats
         hyperparams["policy"] = PixelActorCriticCnnPolicy
 
 
@@ -133,7 +133,7 @@ def is_resumable(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) ->
     """
     :param algorithm: Algorithm
     :param hyperparams: Its entries in RL Zoo
-    :return: Whether ``ExactCheckpointCallback`` will support its models
+    :return: Whether ``ExactCheckpointCallback`` supports its models
     """
     without_lstm = issubclass(algorithm, OnPolicyAlgorithm) and algorithm.__name__ != "RecurrentPPO"
     return without_lstm and not hyperparams.get("use_sde", False)
@@ -142,7 +142,7 @@ def is_resumable(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) ->
 def has_visible_state(env_id: str) -> bool:
     """
     :param env_id: Environment
-    :return: Whether its state can be taken as it is
+    :return: Whether its state can be taken without ``EpisodeReplay``
     """
     env = gym.make(env_id)
     try:
@@ -158,7 +158,8 @@ def has_visible_state(env_id: str) -> bool:
 def whole_games(env_wrapper: Any) -> Any:
     """
     :param env_wrapper: Wrappers as in RL Zoo's presets
-    :return: The same with Atari's life loss switched off: SB3's wrapper for it carries a game over into the next evaluation
+    :return: The wrappers with Atari's life loss switched off, because SB3's wrapper for it would continue a game in the next
+        evaluation
     """
     if isinstance(env_wrapper, list):
         return [whole_games(wrapper) for wrapper in env_wrapper]
@@ -172,7 +173,7 @@ def config_of(algo: str, env_id: str) -> str | None:
     """
     :param algo: Algorithm, by its name in RL Zoo
     :param env_id: Environment
-    :return: YAML file of this package for it, where it has one for such environments; None for RL Zoo's own
+    :return: This package's YAML file, if it has one for the algorithm and the environment; None for RL Zoo's own
     """
     if algo in ALGORITHMS:
         return str(presets(algo))
@@ -187,7 +188,7 @@ def config_of(algo: str, env_id: str) -> str | None:
 def environments_of(run: Run) -> Iterator[VecEnv]:
     """
     :param run: Run of a study
-    :return: within it, its training environments, made anew
+    :return: within it, newly made training environments of the run
     """
     with tempfile.TemporaryDirectory() as scratch:
         manager = StudyManager(dataclasses.replace(run, folder=scratch, n_eval_episodes=1))

@@ -26,11 +26,11 @@ RUNS_FILE, EVALUATIONS_FILE, CURVES_FILE, DIAGNOSIS_FILE = (
 # Entries of `run.json` that have a column of their own
 COLUMNS = {"env_id": "environment", "group": "group", "algo": "algo", "seed": "seed", "commit": "commit"}
 JSON_COLUMNS = ("versions", "machine", "settings")
-# Of a run in `curves.csv.gz`
+# Largest number of rows of a run in `curves.csv.gz`
 N_POINTS = 100
-# The name of the file is in the header of gzip, the time would be
+# The gzip header contains a time: a fixed one gives the same bytes
 GZIP: Any = {"method": "gzip", "compresslevel": 9, "mtime": 0}
-# Options of `study`, by the setting of a run, with the value that needs none
+# Options of `study` by setting of a run, with the value for which the option is omitted
 OPTIONS = {
     "n_timesteps": ("--steps", 0),
     "stop_return": ("--stop-return", None),
@@ -46,7 +46,7 @@ OPTIONS = {
 
 def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str] = ()) -> list[Path]:
     """
-    :param parts: Records by the part of the study that they belong to, "" for the study itself
+    :param parts: Records by part of the study; "" for the study itself
     :param output: Folder for the files
     :param lost: Paths of runs that were lost with their machine
     :return: the files
@@ -99,7 +99,7 @@ def row_of(record: Record, study: str) -> dict[str, Any]:
     row |= {name: record.figures.get(name) for name in FIGURES}
     row["command"] = settings.pop("command", None) or command_of(record.settings)
     if settings.get("config"):
-        # Where it was is of no use elsewhere
+        # The folder is of no use elsewhere
         settings["config"] = Path(settings["config"]).name
     row |= {name: _json(settings.pop(name, None)) for name in ("versions", "machine")}
     return {**row, "settings": _json(settings)}
@@ -145,8 +145,8 @@ def evaluations_of(record: Record) -> pd.DataFrame:
 def thinned(record: Record) -> pd.DataFrame:
     """
     :param record: Record of a run with curves
-    :return: its curves, with at most ``N_POINTS`` rows: of more rows each is the mean over as many consecutive ones, at the
-        steps of the last of them
+    :return: its curves, with at most ``N_POINTS`` rows. If there are more, each point is the mean of equally many consecutive
+        rows, at the steps of the last one.
     """
     table = pd.DataFrame(record.curves).rename_axis("step").reset_index()
     if len(table) > N_POINTS:
@@ -159,7 +159,7 @@ def thinned(record: Record) -> pd.DataFrame:
 def find_pack(folder: Path) -> tuple[Path, str] | None:
     """
     :param folder: Folder of a packed study, or the path of a part of one
-    :return: folder of the packed study, and the part; None if there is none
+    :return: folder of the packed study, and the part; None if there is no packed study
     """
     for parent in (folder, *folder.parents):
         if (parent / RUNS_FILE).is_file():

@@ -1,4 +1,4 @@
-"""The record of one run of a study: what it was, how it ended, what it returned."""
+"""The record of one run of a study: its settings, how it ended, and its returns."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,8 @@ class Record:
     """
     One run of a study.
 
-    :param path: Folder of the run, relative to that of the study: its key in packed data
-    :param folder: Folder of the run; there may be none of a packed run
+    :param path: Folder of the run, relative to the study's folder: its key in packed data
+    :param folder: Folder of the run; for a packed run it may not exist
     :param settings: Its settings, versions and machine
     :param status: ``steps``, ``seconds``, and whether it is ``finished``, ``failed`` or ``lost``
     :param timesteps: Environment steps at each evaluation, shape (n_evaluations,)
@@ -62,17 +62,17 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether it has ended."""
         return bool(self.status.get("finished"))
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error, and was not tried again."""
+        """Whether it ended with an error and was not retried."""
         return not self.finished and bool(self.status.get("failed"))
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended because its last evaluation reached the return at which it was to stop."""
+        """Whether it ended because its last evaluation reached the stopping return."""
         goal = self.settings.get("stop_return")
         return self.finished and goal is not None and len(self.means) > 0 and self.means[-1] >= goal
 
@@ -87,7 +87,7 @@ class Record:
 
     @property
     def steps_per_second(self) -> float:
-        """Environment steps for each second, evaluations included; nan before the first."""
+        """Environment steps per second, evaluations included; nan before the first second."""
         seconds = self.status.get("seconds", 0.0)
         return self.status["steps"] / seconds if seconds else float("nan")
 

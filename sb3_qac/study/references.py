@@ -35,7 +35,7 @@ def draw(total: int, ace: bool, card: int) -> tuple[int, bool]:
     :param total: Total of a hand, with a usable ace counted as 11
     :param ace: Whether it has a usable ace
     :param card: Another card
-    :return: the same of the hand with that card
+    :return: total and usable ace of the hand with that card
     """
     total += card
     if card == 1 and total + 10 <= 21 and not ace:
@@ -104,7 +104,7 @@ def q_learning(env_id: str, seed: int, n_steps: int, n_episodes: int = 2000) -> 
     :return: mean return of the greedy policy
     """
     rng = np.random.default_rng(seed)
-    # The checker would take as long as the game
+    # The environment checker would take as long as the game itself
     env: Any = gym.make(env_id, disable_env_checker=True)
     n_actions, gamma = env.action_space.n, 0.99
     q: dict[Any, np.ndarray] = {}
@@ -135,7 +135,7 @@ def references(n_steps: int = 500_000, n_seeds: int = 10, jobs: int = 1) -> dict
     """
     :param n_steps: Environment steps of Q-learning
     :param n_seeds: Seeds of Q-learning
-    :param jobs: Seeds at the same time
+    :param jobs: Number of seeds to run at once
     :return: by environment the ``optimal`` return, and the returns of ``q_learning``
     """
     for name, value in {"steps": n_steps, "seeds": n_seeds, "jobs": jobs}.items():

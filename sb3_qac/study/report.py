@@ -1,4 +1,4 @@
-"""The report of a study, also of an unfinished one: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
+"""The report of a study, finished or not: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
 
 import io
 import os
@@ -15,9 +15,9 @@ from sb3_qac.study.loading import load_study
 from sb3_qac.study.records import CURVES, Groups, Record
 from sb3_qac.study.statistics import pooled, standard_error
 
-# Two curves may be the same, to the last bit
+# Line styles differ because two curves may be identical
 STYLES = ("-", "--", ":", "-.")
-# These always look the same, whatever else is drawn
+# These groups always look the same, whatever else is drawn
 USUAL = ("a2c", "all-action", "all-action-baseline", "beta-loo")
 STOPPED = (
     " A thin line that ends in a dot is a run that stopped when it reached its return. From there on, its last evaluation "
@@ -92,7 +92,7 @@ def draw_curves(envs: dict[str, Groups], path: Path) -> None:
     """
     import matplotlib.pyplot as plt
 
-    # One environment has two rows of panels, each of several a row of its own
+    # One environment has two rows of panels; several environments have one row each
     n_rows, n_columns, size = (2, 3, (13, 7)) if len(envs) == 1 else (len(envs), 6, (15, 2.2 * len(envs)))
     figure, panels = plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False)
     for i, (row, (env_id, groups)) in enumerate(zip(panels.reshape(len(envs), 6), envs.items(), strict=True)):
@@ -122,7 +122,7 @@ def _draw_curve(panel: Any, tag: str, groups: Groups) -> None:
     # Some algorithms do not log it
     panel.set_visible(panel.has_data())
     if tag == "train/explained_variance":
-        # It has no lower bound, and single updates far below 0 would hide the rest
+        # It has no lower bound: single updates far below 0 would hide the rest
         panel.set_ylim(max(panel.get_ylim()[0], -1.1), 1.1)
     panel.xaxis.set_major_formatter(EngFormatter())
     panel.grid(alpha=0.3)
@@ -140,7 +140,7 @@ def has_curves(envs: dict[str, Groups]) -> bool:
 def median_curve(curves: Sequence[pd.Series]) -> pd.Series:
     """
     :param curves: The same row of the log of several runs, indexed by steps that may differ
-    :return: their median, at all steps; each is interpolated between its own
+    :return: their median at all steps; each curve is interpolated between its own steps
     """
     return pd.concat(curves, axis=1).sort_index().interpolate("index", limit_area="inside").median(axis=1)
 
@@ -152,14 +152,14 @@ def _smooth(curve: pd.Series) -> pd.Series:
 def save_figure(figure: Any, path: Path) -> None:
     """
     :param figure: Figure of matplotlib; it is closed
-    :param path: Image to write, without its suffix: a small PNG and an SVG, the same bytes for the same figure
+    :param path: Image to write, without its suffix: a small PNG and an SVG; the same figure gives the same bytes
     """
     import matplotlib.pyplot as plt
     from PIL import Image
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=85)
-    # This method keeps the colours of thin lines
+    # This quantization method keeps the colours of thin lines
     image = Image.open(buffer).convert("RGB").quantize(N_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     image.save(f"{path}.png", optimize=True)
     with plt.rc_context({"svg.hashsalt": path.name}):
@@ -242,7 +242,7 @@ def _unfinished(records: list[Record]) -> list[str]:
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
     lines = [*table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
     if env_id in PUBLISHED:
-        lines += ["Published figures, of other protocols:", "", "| | score |", "|---|---|"]
+        lines += ["Published figures, measured with other protocols:", "", "| | score |", "|---|---|"]
         lines += [f"| {source} | {score} |" for source, score in PUBLISHED[env_id].items()] + [""]
     analysis = list(paragraphs(groups, goal))
     if analysis:
@@ -283,15 +283,15 @@ def _provenance(records: list[Record]) -> str:
     return (
         f"Versions: {', '.join(sorted(versions))}; commit {', '.join(sorted(commits))}; {'; '.join(sorted(machines))}; "
         f"precision of the network for images: {', '.join(sorted(precisions))}. "
-        "Those of each run are in its `run.json`, or in `runs.csv`."
+        "The values of each run are in its `run.json`, or in `runs.csv`."
     )
 
 
 def write_report(folder: Path, goal: float | None = None, output: Path | None = None) -> Path:
     """
     :param folder: Folder of a study, packed or not
-    :param goal: Mean return of an evaluation that counts as solved; if None, that at which the runs were to stop, if any
-    :param output: Folder for the report; that of the study if None
+    :param goal: Mean return of an evaluation that counts as solved; if None, the study's stopping return, if any
+    :param output: Folder for the report; the folder of the study if None
     :return: the Markdown file; an HTML file and the images are in the same folder
     :raises ValueError: if there is no run in the folder
     """
@@ -309,7 +309,7 @@ def write_markdown(text: str, path: Path, width: str = "60em") -> Path:
     """
     :param text: Page in Markdown
     :param path: File to write, without its suffix; Markdown and HTML
-    :param width: Largest width of the HTML page, in terms of CSS
+    :param width: Largest width of the HTML page, as a CSS length
     :return: the Markdown file
     """
     from markdown import markdown as to_html

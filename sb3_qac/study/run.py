@@ -8,7 +8,7 @@ from typing import Any
 
 from sb3_qac.common.files import read_json
 
-# What may change when a run is resumed: where and with what it is computed, not its outcome
+# Settings that may change when a run is resumed: where and how it is computed, but not its outcome
 MAY_CHANGE = ("folder", "n_threads", "device", "wandb")
 
 
@@ -22,7 +22,7 @@ class Run:
     :param algo: Algorithm, by its name in RL Zoo
     :param env_id: Environment
     :param seed: Seed
-    :param folder: Folder for all that it writes
+    :param folder: Folder for everything that it writes
     :param hyperparams: Entries that replace those of the preset
     :param config: YAML file with hyperparameters; None for the algorithm's own
     :param n_timesteps: Environment steps; 0 for as many as the preset has
@@ -58,17 +58,17 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether it has ended."""
         return bool(read_json(Path(self.folder, "status.json")).get("finished"))
 
 
 def check_same_run(run: Run) -> None:
     """
     :param run: A run
-    :raises ValueError: if there is one with other settings in its folder, unless it failed, maybe because of them
+    :raises ValueError: if its folder contains a run with other settings, unless that run failed, perhaps because of them
     """
     kept = {} if Path(run.folder, "error.txt").is_file() else read_json(Path(run.folder, "run.json"))
-    # As they are in the file
+    # In the form that they have in the file
     settings = json.loads(json.dumps(asdict(run)))
     different = [
         f"`{name}` is {value!r}, and was {kept[name]!r}"
@@ -100,5 +100,5 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"There is no run of a study in {folder}.")
     known = {field.name: settings[field.name] for field in dataclasses.fields(Run) if field.name in settings}
     if known.get("config") and not Path(known["config"]).is_file():
-        raise ValueError(f"The hyperparameters of {folder} were those of {known['config']}, which is not there any more.")
+        raise ValueError(f"The hyperparameters of {folder} were those of {known['config']}, which no longer exists.")
     return Run(**{**known, "folder": str(folder)})

@@ -1,4 +1,4 @@
-"""Snapshots of a training: models without what only training needs, with the statistics of normalised environments."""
+"""Snapshots of a training: models without training-only state, and the statistics of normalised environments."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +11,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 class SnapshotCallback(BaseCallback):
     """
-    Keeps the model as it is at the start and at every tenth of the training, without what only training needs, and by how
-    much its environments are normalised, if they are.
+    Saves the model at the start and at every tenth of the training, without the state that only training needs. If its
+    environments are normalised, their statistics are saved too.
 
     :param folder: Folder for SB3's files, such as "0003000000.zip", and "0003000000.pkl" of ``VecNormalize``
     """
@@ -34,7 +34,7 @@ class SnapshotCallback(BaseCallback):
         return True
 
     def save(self) -> None:
-        """Write the model as it is."""
+        """Write the current model."""
         path = self.folder / f"{self.model.num_timesteps:010}.zip"
         save_for_playing(self.model, path)
         normalization = self.model.get_vec_normalize_env()
@@ -61,7 +61,7 @@ def points_of(snapshots: Sequence[Path], n_points: int) -> list[Path]:
     """
     :param snapshots: Snapshots in their order
     :param n_points: How many to choose
-    :return: so many of them, from the first to the last, or all if there are fewer
+    :return: that many snapshots, evenly spaced from the first to the last; all if there are fewer
     """
     chosen = (
         np.linspace(0, len(snapshots) - 1, n_points).round().astype(int)
@@ -73,20 +73,20 @@ def points_of(snapshots: Sequence[Path], n_points: int) -> list[Path]:
 
 def normalize_as(snapshot: Path, env: VecEnv) -> None:
     """
-    Have environments normalise as those of a training did when a snapshot was taken, and no longer learn how to.
+    Set the normalisation of environments to the statistics of a snapshot, and stop updating it.
 
     :param snapshot: Snapshot of a run
-    :param env: Environments of the run; if they do not normalise, nothing is done
-    :raises ValueError: if the snapshot does not tell
+    :param env: Environments of the run; if they are not normalised, nothing changes
+    :raises ValueError: if the snapshot has no statistics
     """
     normalization = unwrap_vec_normalize(env)
     if normalization is None:
         return
     statistics = snapshot.with_suffix(".pkl")
     if not statistics.is_file():
-        raise ValueError(f"The environments of this run are normalised, and there is no {statistics} that says by how much.")
+        raise ValueError(f"The environments of this run are normalised, but their statistics are missing: {statistics}")
     saved = VecNormalize.load(str(statistics), normalization.venv)
-    # There are none of observations that are not normalised
+    # Observations that are not normalised have no statistics
     for name in {"obs_rms", "ret_rms"} & vars(saved).keys():
         setattr(normalization, name, getattr(saved, name))
     normalization.training = False

@@ -1,4 +1,4 @@
-"""Figures over the seeds of a study. They know records, and nothing of files."""
+"""Statistics over the seeds of a study. They use records, not files."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import numpy as np
 
 from sb3_qac.study.records import Groups, Record
 
-# As in rliable's own examples, where a test of ranks is a thousand times slower than a mean
+# As in rliable's own examples: a rank statistic is a thousand times slower than a mean
 N_BOOTSTRAP, N_BOOTSTRAP_OF_RANKS = 10_000, 2_000
 
 
@@ -25,9 +25,9 @@ def standard_error(values: np.ndarray) -> float:
 def pooled(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     :param records: Runs of a group
-    :return: steps at which all of them have been evaluated, and at each the mean return of all their episodes and its
-        standard error as if episodes were independent, shape (n_evaluations,) each. A run that was stopped at a return
-        counts with its last evaluation from there on.
+    :return: steps at which all runs have been evaluated; for each, the mean return over all their episodes, and its standard
+        error as if episodes were independent; shape (n_evaluations,) each. After a run was stopped at a return, its last
+        evaluation is used.
     """
     seen = sorted({int(steps) for record in records for steps in record.timesteps})
     evaluations = [(steps, [_returns_at(record, steps) for record in records]) for steps in seen]
@@ -48,10 +48,12 @@ def _returns_at(record: Record, steps: int) -> np.ndarray | None:
 
 def common_evaluations(groups: Groups) -> Groups:
     """
-    Cut runs to what can be compared. An evaluation at which a run was stopped is left out: it was chosen for its return.
+    Reduce runs to comparable evaluations. An evaluation at which a run was stopped is left out, since it was selected for its
+    return.
 
     :param groups: Records of an environment
-    :return: the same with those evaluations alone that all runs have. Runs without any are left out, and groups of such.
+    :return: the same runs with only the evaluations that all of them have. Runs without any evaluation, and groups of only
+        such runs, are left out.
     """
     begun = {name: [record for record in records if len(record.timesteps)] for name, records in groups.items()}
     begun = {name: records for name, records in begun.items() if records}
@@ -88,8 +90,8 @@ def difference(x: Sequence[float], y: Sequence[float]) -> Difference:
     Welch's interval for the difference of two means: the variances may differ, and few seeds give a wide interval.
 
     :param x: A figure for each seed
-    :param y: The same of another group
-    :return: mean of ``x`` less that of ``y``
+    :param y: The same for another group
+    :return: mean of ``x`` minus mean of ``y``
     """
     from scipy import stats
 
@@ -97,7 +99,7 @@ def difference(x: Sequence[float], y: Sequence[float]) -> Difference:
     if min(len(x), len(y)) < 2 or np.var(x) + np.var(y) == 0:
         return Difference(mean, float("nan"), float("nan"))
     with warnings.catch_warnings():
-        # Of seeds that all have the same figure, such as the worst
+        # Raised if all seeds have the same figure, such as the worst possible return
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         interval = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
     return Difference(mean, float(interval.low), float(interval.high))
@@ -107,9 +109,9 @@ def bootstrap(
     scores: dict[str, Any], function: Callable[..., Any], n_repetitions: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """
-    :param scores: Scores by name, shape (n_seeds, n_envs) each, or pairs of such
+    :param scores: Scores by name, shape (n_seeds, n_envs) each, or pairs of such arrays
     :param function: What to estimate
-    :param n_repetitions: How often to draw seeds
+    :param n_repetitions: Number of bootstrap resamples
     :return: estimates, and 95 % intervals of the stratified bootstrap over seeds
 
     Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice"; their library rliable
@@ -117,7 +119,7 @@ def bootstrap(
     from rliable import library
 
     before = np.random.get_state()
-    # rliable draws from numpy's global generator, whatever generator it is given
+    # rliable always draws from numpy's global generator, even if another one is passed
     np.random.seed(0)
     try:
         return library.get_interval_estimates(scores, function, reps=n_repetitions)

@@ -27,10 +27,10 @@ from sb3_qac.zoo import register
 
 def train_run(run: Run) -> str | None:
     """
-    Train or resume one run of a study. If another process trains it, wait for that one. A finished run is not repeated.
+    Train or resume one run of a study. If another process trains it, wait for that process. A finished run is not repeated.
 
     :param run: The run
-    :return: None, or what went wrong; it is in the run's ``error.txt`` as well
+    :return: None, or the error, which is also in the run's ``error.txt``
     :raises ValueError: if its folder cannot be made
     """
     folder = make_folder(Path(run.folder))
@@ -57,7 +57,7 @@ def _train(run: Run) -> None:
     set_random_seed(run.seed)
     with wandb_run_of(run) as url:
         settings = {**asdict(run), **provenance(), "wandb_url": url}
-        # A study can be moved
+        # Not the folder: a study can be moved
         del settings["folder"]
         write_atomically(Path(run.folder, "run.json"), json.dumps(settings, indent=1).encode())
         manager = StudyManager(run)
@@ -74,7 +74,7 @@ def _train(run: Run) -> None:
 @contextlib.contextmanager
 def wandb_run_of(run: Run) -> Iterator[str | None]:
     """
-    Within it, a run of Weights & Biases is active: the one that the run had before, if it had one.
+    Within it, a run of Weights & Biases is active: the earlier one if there was one, else a new one.
 
     :param run: Run of a study
     :return: its address, if it has one

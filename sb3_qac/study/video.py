@@ -27,11 +27,11 @@ def record_videos(
     """
     Record the final agent of a run: ``sampled.mp4`` and ``greedy.mp4``.
 
-    :param folder: Folder of a run of a study that is finished
+    :param folder: Folder of a finished run of a study
     :param n_games: Whole games in each video
-    :param output: Folder for them; "videos" in that of the run if None
-    :param fps: Images a second. Atari games show every fourth image of theirs, at 15 they are as fast as on the console.
-    :param gif: Whether to write the beginning of ``sampled.mp4`` as a GIF as well, for a README
+    :param output: Folder for the videos; "videos" in the folder of the run if None
+    :param fps: Images per second. Atari games show every fourth image: at 15 they are as fast as on the console.
+    :param gif: Whether to also write the beginning of ``sampled.mp4`` as a GIF, for a README
     :return: raw returns of the games, by the name of the video
     :raises ValueError: if there is no agent in the folder
     """
@@ -54,7 +54,7 @@ def record_videos(
                     if len(beginning) < 2 * GIF_FRAMES:
                         beginning.append(image)
             if gif and not deterministic:
-                # Half as many images, half as large where they are not as small as Atari's
+                # Half as many images, and half the size unless they are as small as Atari's
                 stride = 2 if beginning[0].shape[1] > 300 else 1
                 images = [image[::stride, ::stride] for image in beginning[::2]]
                 imageio.mimwrite(output / f"{name}.gif", images, duration=2000 / fps, loop=0)
@@ -67,7 +67,7 @@ def play(model: BaseAlgorithm, env: VecEnv, n_games: int, deterministic: bool, r
     :param env: A single environment with a ``Monitor``
     :param n_games: Whole games to play
     :param deterministic: Whether the most probable action is taken
-    :param returns: Where to put the raw returns of the games
+    :param returns: List to which the raw returns of the games are added
     :return: images, shape (height, width, 3) each
     """
     obs: Any = env.reset()
@@ -83,8 +83,8 @@ def play(model: BaseAlgorithm, env: VecEnv, n_games: int, deterministic: bool, r
 
 def summary(returns: dict[str, list[float]]) -> Iterator[str]:
     """
-    :param returns: What ``record_videos`` gives
-    :return: lines for people
+    :param returns: Result of ``record_videos``
+    :return: lines of text to print
     """
     for name, of_games in returns.items():
         yield f"{name}.mp4: {', '.join(f'{x:g}' for x in of_games)} (mean {np.mean(of_games):g})"

@@ -1,8 +1,9 @@
 """
 Registration with RL Zoo: the algorithm, its search space and its presets.
 
-RL Zoo has no plugins. Its own documentation registers an algorithm by writing into ``rl_zoo3.ALGOS``; this does it for
-all three places that ask for the algorithm's name. It happens by itself through ``sb3_qac_zoo_hook``, or by ``register()``.
+RL Zoo has no plugins. Its documentation registers an algorithm by writing into ``rl_zoo3.ALGOS``. This module does the same
+for all three places that use the algorithm's name. ``sb3_qac_zoo_hook`` calls it automatically; ``register()`` calls it
+directly.
 """
 
 import functools
@@ -35,14 +36,13 @@ from sb3_qac.zoo.search_space import (
 )
 
 PACKAGE = Path(__file__).parent.parent
-
-
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinforce": REINFORCE}
 
 
 def presets(algo: str) -> Path:
     """
-    :param algo: Name of an algorithm in RL Zoo: "qa2c", "qppo", "reinforce", or "a2c" for the settings QA2C is compared with
+    :param algo: Name of an algorithm in RL Zoo: "qa2c", "qppo", "reinforce", or "a2c" for the settings that QA2C is compared
+        with
     :return: Path of the file with its hyperparameters
     """
     inside, beside = PACKAGE / "hyperparams", PACKAGE.parent / "hyperparams"
@@ -52,11 +52,11 @@ def presets(algo: str) -> Path:
 def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:
     """
     :param module: Module of RL Zoo
-    :param holds: Whether it is as it has to be
-    :param assumption: What it has to have, for the message
-    :raises RuntimeError: if it is not
+    :param holds: Whether the assumption holds
+    :param assumption: What this package assumes of it, for the message
+    :raises RuntimeError: if the assumption does not hold
     """
-    cure = 'Install a version that was tested, `pip install "rl_zoo3>=2.9.2,<2.10"`, or do without QA2C: SB3_QAC_ZOO_HOOK=0.'
+    cure = 'Install a version that was tested, `pip install "rl_zoo3>=2.9.2,<2.10"`, or switch QA2C off: SB3_QAC_ZOO_HOOK=0.'
     check_package("rl_zoo3", holds, f"{assumption} in {module.__name__}", cure)
 
 
@@ -65,7 +65,7 @@ def _register_algorithms(utils: ModuleType) -> None:
     for name, algorithm in ALGORITHMS.items():
         registered = utils.ALGOS.setdefault(name, algorithm)
         if registered is not algorithm:
-            raise ValueError(f"RL Zoo knows {name!r} already, as {registered}: not replaced by {algorithm}.")
+            raise ValueError(f"RL Zoo knows {name!r} already, as {registered}: it was not replaced by {algorithm}.")
 
 
 def _register_search_space(hyperparams_opt: ModuleType) -> None:
@@ -82,7 +82,7 @@ def _register_search_space(hyperparams_opt: ModuleType) -> None:
 def _check_manager(exp_manager: ModuleType) -> None:
     """
     :param exp_manager: RL Zoo's module of that name
-    :raises RuntimeError: if its manager is not as it has to be
+    :raises RuntimeError: if its manager does not have what this package needs
     """
     manager_class = getattr(exp_manager, "ExperimentManager", None)
     _check_zoo(exp_manager, manager_class is not None, "a class `ExperimentManager`")
@@ -109,7 +109,7 @@ def _register_presets(exp_manager: ModuleType) -> None:
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     _check_manager(exp_manager)
     if not hasattr(exp_manager.ExperimentManager.__init__, "__wrapped__"):
-        # Names for `policy_kwargs`, which RL Zoo evaluates there
+        # Names that `policy_kwargs` may use, since RL Zoo evaluates it in this module
         vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN, SharedMlp=SharedMlp)
         register_minatar_envs()
         _register_presets(exp_manager)
@@ -128,17 +128,17 @@ def register_in(module: ModuleType) -> None:
     """
     :param module: One of the modules named in ``REGISTRATIONS``
     :raises ValueError: if RL Zoo has another algorithm under the same name
-    :raises RuntimeError: if RL Zoo is not inside as it has to be
+    :raises RuntimeError: if the internals of RL Zoo have changed
     """
     REGISTRATIONS[module.__name__](module)
 
 
 def register() -> None:
     """
-    Make the algorithms known to RL Zoo; once or again, it is the same.
+    Make the algorithms known to RL Zoo. Calling it again has no effect.
 
     :raises ValueError: if RL Zoo has another algorithm under the same name
-    :raises RuntimeError: if RL Zoo is not inside as it has to be
+    :raises RuntimeError: if the internals of RL Zoo have changed
     """
     for name in REGISTRATIONS:
         register_in(importlib.import_module(name))

@@ -26,8 +26,8 @@ def unfinished_run(log_path: Path, env_name: str, command: Sequence[str]) -> Pat
     :param log_path: Folder with the runs of an algorithm
     :param env_name: Name of the environment, as RL Zoo writes it
     :param command: Command line
-    :return: Folder of the newest run that the same command started, that keeps exact checkpoints, is not finished, and that no
-        process works on; None if there is none
+    :return: Folder of the newest run that the same command started, keeps exact checkpoints, is not finished, and is not used
+        by any process; None if there is none
     """
     runs = [path for path in log_path.glob(f"{env_name}_*") if path.name.removeprefix(f"{env_name}_").isdigit()]
     for run in sorted(runs, key=lambda path: int(path.name.rpartition("_")[2]), reverse=True):
@@ -47,7 +47,7 @@ def unfinished_run(log_path: Path, env_name: str, command: Sequence[str]) -> Pat
 def _what_is_run(command: Sequence[str]) -> list[str]:
     """
     :param command: Command line
-    :return: its arguments without those that leave the numbers as they are
+    :return: its arguments without those that do not change the results
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-P", "--progress", action="store_true")
@@ -55,7 +55,7 @@ def _what_is_run(command: Sequence[str]) -> list[str]:
     try:
         return parser.parse_known_args(command[1:])[1]
     except argparse.ArgumentError:
-        # Of another program, which imports RL Zoo
+        # The command line of another program, which imports RL Zoo
         return list(command[1:])
 
 
@@ -78,7 +78,7 @@ def resume_exactly(exp_manager: ModuleType) -> None:
                 _take_seed_of(run, self)
             callback.folder = callback.folder or Path(self.save_path) / "checkpoints"
             if "wandb" in sys.modules:
-                # The callback logs every row itself, so that none is lost or there twice
+                # The callback logs every row itself, so that no row is lost or logged twice
                 sys.modules["wandb"].tensorboard.unpatch()
         create_log_folder(self)
 
@@ -87,7 +87,7 @@ def resume_exactly(exp_manager: ModuleType) -> None:
 
 def _take_seed_of(run: Path, manager: Any) -> None:
     """
-    Without ``--seed``, RL Zoo draws another seed at each start, before it knows its folder.
+    Take the seed of the run. Without ``--seed``, RL Zoo draws another seed at each start, before it knows its folder.
 
     :param run: Folder of the run to resume
     :param manager: RL Zoo's manager, which has not made its environments yet
@@ -95,7 +95,7 @@ def _take_seed_of(run: Path, manager: Any) -> None:
     seed = read_json(run / "checkpoints" / "run.json").get("seed")
     if seed is None or seed == manager.seed:
         return
-    print(f"Seed: {seed}, that of the run in {run}")
+    print(f"Seed: {seed}, from the run in {run}")
     manager.seed = manager.args.seed = seed
     set_random_seed(seed)
     wandb_run = active_wandb_run()
@@ -104,8 +104,8 @@ def _take_seed_of(run: Path, manager: Any) -> None:
 
 
 def resume_wandb(exp_manager: ModuleType) -> None:
-    """RL Zoo starts its run of Weights & Biases before anything else. These variables make it resume the former one."""
-    # The script `rl_zoo3` will take the name of its command away
+    """RL Zoo starts its run of Weights & Biases before anything else. These variables make it resume the earlier one."""
+    # The script `rl_zoo3` will remove the name of its command
     command = sys.argv[:1] + sys.argv[2:] if sys.argv[1:2] == ["train"] else sys.argv
     arguments = _zoo_arguments(command)
     if not arguments.track:
@@ -121,7 +121,7 @@ def resume_wandb(exp_manager: ModuleType) -> None:
 def _zoo_arguments(command: Sequence[str]) -> argparse.Namespace:
     """
     :param command: Command line
-    :return: those arguments of ``rl_zoo3.train`` that say where a run lies, with RL Zoo's defaults
+    :return: the arguments of ``rl_zoo3.train`` that determine the folder of a run, with RL Zoo's defaults
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--algo", default="ppo")
@@ -131,5 +131,5 @@ def _zoo_arguments(command: Sequence[str]) -> argparse.Namespace:
     try:
         return parser.parse_known_args(command[1:])[0]
     except argparse.ArgumentError:
-        # Of another program, which imports RL Zoo
+        # The command line of another program, which imports RL Zoo
         return parser.parse_args([])

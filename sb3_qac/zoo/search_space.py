@@ -1,4 +1,4 @@
-"""What RL Zoo's ``-optimize`` searches: a sampler and its inverse for each algorithm."""
+"""The search space of RL Zoo's ``-optimize``: a sampler and its converter for each algorithm."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
     """
-    Sampler for QA2C hyperparams. Those of the policy are left as the preset has them, so that it serves every policy;
+    Sampler for QA2C hyperparams. The policy's hyperparameters stay as in the preset, so that it works with every policy.
     ``baseline`` is not sampled because it cannot change the all-action gradient.
 
     :param trial: Trial of Optuna
@@ -48,7 +48,7 @@ def convert_qa2c_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
 
 def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
     """
-    Sampler for QPPO hyperparams. Those of the policy are left as the preset has them, so that it serves every policy.
+    Sampler for QPPO hyperparams. The policy's hyperparameters stay as in the preset, so that it works with every policy.
 
     :param trial: Trial of Optuna
     :param n_actions: (unused, for continuous actions)
@@ -93,7 +93,7 @@ def sample_reinforce_params(
     trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
     """
-    Sampler for REINFORCE hyperparams. Those of the policy are left as the preset has them.
+    Sampler for REINFORCE hyperparams. The policy's hyperparameters stay as in the preset.
 
     :param trial: Trial of Optuna
     :param n_actions: (unused, for continuous actions)

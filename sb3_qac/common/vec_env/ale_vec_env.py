@@ -16,17 +16,17 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from sb3_qac.common.checks import check_package
 
 FIRE = 1
-# An environment is seeded anew at the end of the first game after so many steps; its actions since then make its state (see
-# ``set_state``). ale-py loads the game anew for a seed, which takes some 70 ms: fewer seeds cost less, but longer replays
+# After so many steps, an environment gets a new seed at the end of its game. The actions since then determine its state (see
+# ``set_state``). For a new seed ale-py reloads the game (some 70 ms): fewer seeds cost less, but make replays longer
 STEPS_PER_SEED = 20_000
 
 
 class AleVecEnv(VecEnv):
     """
-    Atari games that ale-py steps and preprocesses together in C++ threads, as an SB3 ``VecEnv``.
+    An SB3 ``VecEnv`` of Atari games, which ale-py steps and preprocesses in C++ threads.
 
     It replaces SB3's ``make_atari_env``: no-ops and FIRE at a reset, frame skip with the maximum of two frames, grey
-    84 x 84 images, life loss, clipped rewards, and ``info["episode"]`` with the **raw** score as of ``Monitor``. The
+    84 x 84 images, life loss, clipped rewards, and ``info["episode"]`` with the **raw** score, as from ``Monitor``. The
     parameters have the names of ``AtariWrapper``. The frames are those of gymnasium's ``AtariPreprocessing``, bit for bit;
     docs/ale_vec_env.md tabulates what is different from SB3's wrappers.
 
@@ -36,19 +36,19 @@ class AleVecEnv(VecEnv):
 
     :param env_id: Atari environment of gymnasium without a frame skip of its own, ``"*NoFrameskip-v4"``
     :param n_envs: Number of environments
-    :param seed: Seed of the first environment, those after it count up from there; at random if None
+    :param seed: Seed of the first environment; the others count up from it; random if None
     :param monitor_dir: Folder for the monitor files, one for each environment; None writes none
-    :param noop_max: A game starts with a random number of frames of no-ops and FIRE, below this one; 0 for no no-ops
+    :param noop_max: A game starts with a random number of frames of no-ops and FIRE, less than this; 0 for no no-ops
     :param frame_skip: Frames for which an action is repeated
     :param screen_size: Width and height of the images
     :param terminal_on_life_loss: Whether the loss of a life ends an episode (the game continues)
     :param clip_reward: Whether rewards are clipped to their sign
-    :param fire_reset: Whether FIRE is pressed at the start of a game and, with ``terminal_on_life_loss``, of a life, where
-        the game has that action. At the start of a life it takes the place of the action given.
+    :param fire_reset: Whether FIRE is pressed at the start of a game and, with ``terminal_on_life_loss``, of a life, if the
+        game has that action. At the start of a life it replaces the agent's action.
     :param action_repeat_probability: Probability that a frame repeats the last action (sticky actions)
     :param num_threads: Number of C++ threads, 0 for one per core that this process may use
     :param render_mode: "rgb_array" for ``render`` and videos: they show what the agent sees; or None
-    :raises ValueError: if the environment is no Atari game, or skips frames itself
+    :raises ValueError: if the environment is not an Atari game, or skips frames itself
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class AleVecEnv(VecEnv):
         self.terminal_on_life_loss = terminal_on_life_loss
         self.clip_reward = clip_reward
         settings = dict(
-            # ale-py would count all cores of the machine, where a container or `taskset` grants fewer
+            # ale-py would count all cores of the machine, even if a container or `taskset` allows fewer
             num_threads=num_threads or joblib.cpu_count(),
             max_num_frames_per_episode=game["max_num_frames_per_episode"],
             repeat_action_probability=max(game["repeat_action_probability"], action_repeat_probability),
             full_action_space=game["full_action_space"],
-            # SB3's convention: the observation is the first of the next episode, the last one goes into the info
+            # SB3's convention: the observation is the first of the next episode, the final one goes into the info
             autoreset_mode="SameStep",
             img_height=screen_size,
             img_width=screen_size,
@@ -90,7 +90,7 @@ class AleVecEnv(VecEnv):
             frameskip=frame_skip,
             maxpool=frame_skip > 1,
             noop_max=noop_max,
-            # Lives and clipping are left to us: in C++ a lost life would restart the game, or its flag could not be told
+            # We handle lives and clipping. In C++ a lost life would restart the game, or could not be distinguished
             # from the end of the game, and the raw rewards would be lost
             episodic_life=False,
             life_loss_info=False,
@@ -103,7 +103,7 @@ class AleVecEnv(VecEnv):
         self._fire_on_life_loss = fire_reset and terminal_on_life_loss and has_fire
         self._screen: np.ndarray | None = None
         self.render_mode = render_mode
-        # Actions of all environments, one byte each, and where those since the last seed of each environment begin
+        # Actions of all environments, one byte each, and the step of each environment's last seed
         self._actions = bytearray()
         self._first_steps = np.zeros(n_envs, dtype=np.int64)
         self._n_steps = 0
@@ -127,7 +127,7 @@ class AleVecEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         """
-        Start new games in all environments, wherever the old ones were.
+        Start new games in all environments, even if the old ones were not over.
 
         :return: observations, shape (n_envs, 1, screen_size, screen_size)
         """
@@ -147,7 +147,7 @@ class AleVecEnv(VecEnv):
     def _start_anew(self, mask: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """
         :param mask: Environments that start a new game with a new seed
-        :return: observations of all, and what ale-py says of them
+        :return: observations of all environments, and ale-py's info
         """
         self._n_seeds[mask] += 1
         options = None if mask.all() else {"reset_mask": mask}
@@ -158,7 +158,7 @@ class AleVecEnv(VecEnv):
         return result
 
     def _current_seeds(self) -> np.ndarray:
-        """:return: the seed that each environment was given last, within the int32 of C++"""
+        """:return: the last seed of each environment, within the range of C++'s int32"""
         return np.array(
             [
                 seed % 2**31 if k == 1 else np.random.SeedSequence((seed % 2**32, k)).generate_state(1)[0] % 2**31
@@ -184,7 +184,7 @@ class AleVecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{"lives": lives} for lives in info["lives"].tolist()]
 
         if self.terminal_on_life_loss:
-            # As SB3's EpisodicLifeEnv: at 0 lives some games continue for a few frames before they end
+            # Like SB3's EpisodicLifeEnv: at 0 lives some games continue for a few frames before they end
             self._life_lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~game_over
             for i in np.flatnonzero(self._life_lost).tolist():
                 infos[i].update({"terminal_observation": obs[i], "TimeLimit.truncated": False})
@@ -222,12 +222,12 @@ class AleVecEnv(VecEnv):
         return episode
 
     def get_state(self) -> dict[str, Any]:
-        """:return: what ``set_state`` takes, as plain data"""
+        """:return: state for ``set_state``, as plain data"""
         if self._state_to_set is not None:
             return self._state_to_set
         first_step = int(self._first_steps.min())
         return {
-            # Seeds of the user's that the next reset will take
+            # Seeds set by the user, which the next reset will use
             "seeds": list(self._seeds),
             "base_seeds": self._base_seeds.copy(),
             "n_seeds": self._n_seeds.copy(),
@@ -243,10 +243,10 @@ class AleVecEnv(VecEnv):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """
-        Bring the environments to where others were. ale-py's C++ environments have no state that one could read; but they
-        are what their seed and their actions since then make them, so these are played again, before the next step.
+        Bring the environments to a saved state. The state of ale-py's C++ environments cannot be read. But the seed and the
+        actions since then determine it, so the actions are played again, before the next step.
 
-        :param state: What ``get_state`` gave
+        :param state: Result of ``get_state``
         """
         self._state_to_set = state
         self._start_time = state["start_time"]
@@ -255,14 +255,14 @@ class AleVecEnv(VecEnv):
 
     def _replay(self, state: dict[str, Any]) -> None:
         """
-        :param state: What ``get_state`` gave
-        :raises ValueError: if the actions do not lead to the frames that they led to
+        :param state: Result of ``get_state``
+        :raises ValueError: if the actions do not reproduce the saved frames
         """
         self._state_to_set = None
         seeds, actions, first_steps = self._current_seeds(), state["actions"], state["first_steps"]
         frames, _ = self._envs.reset(seed=seeds)
         for step in range(len(actions) + 1):
-            # Until then an environment just keeps the others company
+            # An environment whose first step is later is stepped along with the others, and reset at that step
             start = first_steps == step
             if start.any() and step > 0:
                 frames, _ = self._envs.reset(seed=seeds[start], options={"reset_mask": start})
@@ -270,8 +270,8 @@ class AleVecEnv(VecEnv):
                 frames = self._envs.step(actions[step].astype(np.int64))[0]
         if not np.array_equal(frames, state["frames"]):
             raise ValueError(
-                f"The games of {self.spec.id} did not come to where they were when their actions were played again. "
-                "Go on with the versions of ale-py and of this package that the training was started with."
+                f"Playing the actions of {self.spec.id} again did not reproduce the saved frames. "
+                "Resume with the versions of ale-py and of this package that the training was started with."
             )
         self._actions, self._n_steps, self._first_steps = bytearray(actions.tobytes()), len(actions), first_steps.copy()
         self._screen, self._lives, self._first_frames = frames, state["lives"], state["first_frames"]
@@ -293,14 +293,14 @@ class AleVecEnv(VecEnv):
         return [np.repeat(frame[0, :, :, None], 3, axis=2) for frame in self._screen]
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        # Returns and lengths are reported as Monitor does
+        # Returns and lengths are reported in the same way as by Monitor
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         return [getattr(self, attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        raise NotImplementedError(f"The games run in C++, one cannot set `{attr_name}` of theirs. Give it to the constructor.")
+        raise NotImplementedError(f"The games run in C++: `{attr_name}` cannot be set on them. Pass it to the constructor.")
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
@@ -310,9 +310,10 @@ class AleVecEnv(VecEnv):
 
 def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
     """
-    :param spec: What gymnasium knows of the environment
+    :param spec: gymnasium's specification of the environment
     :return: Arguments of ale-py's ``AtariEnv``
-    :raises ValueError: if it is no Atari game, skips frames itself, or is registered with what the games in C++ do not have
+    :raises ValueError: if it is not an Atari game, skips frames itself, or is registered with arguments that C++ does not
+        support
     """
     if "AtariEnv" not in str(spec.entry_point):
         raise ValueError(f"{spec.id} is not an Atari game ({spec.entry_point}). Use SB3's `make_vec_env`.")
@@ -332,7 +333,7 @@ def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
 def check_vector_env(vector_env_class: type, settings: dict[str, Any]) -> None:
     """
     :param vector_env_class: ale-py's ``AtariVectorEnv``
-    :param settings: Arguments that it will be made with
+    :param settings: Arguments for its constructor
     :raises RuntimeError: if it does not take them, or has no ``send`` and ``recv``
     """
     unknown = sorted(set(settings) - set(inspect.signature(vector_env_class).parameters))
