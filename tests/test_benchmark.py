@@ -79,11 +79,14 @@ def test_without_a_figure_for_memory_the_table_says_so(monkeypatch):
     [
         (["--env", "ALE/Pong-v5"], "ALE/Pong-v5 skips 4 frames itself"),
         (["--env", "PongNoFramskip-v4"], "Did you mean"),
+        (["--seconds", "0"], "`seconds` must be a finite number, at least 0.01, but 0"),
+        (["--env", "Pendulum-v1"], "^benchmark: .*must be `gymnasium.spaces.Discrete`"),
         (["--repeats", "0"], "`repeats` must be a finite number, at least 1, but 0"),
         (["--n-envs", "16", "0"], "`n_envs` must be a finite number, at least 1, but 0"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
+def test_bad_input_is_refused_before_anything_is_measured(arguments, message, monkeypatch):
+    monkeypatch.setattr("sb3_qac.study.benchmark.get_context", lambda method: pytest.fail("A measurement began"))
     with pytest.raises(SystemExit, match=message):
         main(["benchmark", *arguments])
 

@@ -196,6 +196,14 @@ def test_a_folder_without_runs_is_refused(command, tmp_path, monkeypatch):
         main([str(tmp_path) if word == "FOLDER" else word for word in command])
 
 
+@pytest.mark.parametrize("command", ["pack", "report"])
+def test_a_file_is_no_folder_for_the_output(command, live, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SystemExit, match=rf"^{command}: .*file cannot be made a folder \(File exists\). Name another one."):
+        main([command, str(live), "--output", str(tmp_path / "file")])
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_part_that_is_not_in_the_data_is_refused(packed):
     with pytest.raises(ValueError, match=r"There is no run of a study in .*cartpole/other"):
         load_study(packed / "other")

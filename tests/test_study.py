@@ -1,13 +1,17 @@
 """A study trains its grid, each run once, however often it is started."""
 
 import functools
+import io
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv
 from stable_baselines3.common.callbacks import EvalCallback
@@ -117,6 +121,29 @@ def test_what_there_is_not_is_refused(arguments, message, tmp_path):
 def test_numbers_below_one_are_refused(name, tmp_path):
     with pytest.raises(ValueError, match=f"`{name}`"):
         make_grid("pong", ["task1"], [0], tmp_path, **{name: 0})
+
+
+def test_what_is_given_twice_is_trained_once(tmp_path):
+    runs = make_grid("cartpole", ["task1", "a2c", "all-action", "a2c"], [1, 0, 1], tmp_path)
+    assert [run.name for run in runs] == ["task1_seed-1", "task1_seed-0", "a2c_seed-1", "a2c_seed-0"]
+
+
+def test_a_file_is_no_folder_for_a_study(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"^study: .*cannot be made a folder \(File exists\). Name another one."):
+        main(["study", "cartpole", "--algos", "a2c", "--seeds", "0", "--output", str(tmp_path / "file")])
+
+
+def test_a_setting_that_is_refused_is_told_in_a_line_and_its_traceback_kept(tmp_path):
+    arguments = ["Pendulum-v1", "--algos", "qa2c", "--seeds", "0", "--steps", "100", "--output", str(tmp_path)]
+    # In a process of its own: W&B reads its mode once
+    command = [sys.executable, "-m", "sb3_qac", "study", *arguments, "--wandb", "offline"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert "Traceback" in (tmp_path / "qa2c_seed-0" / "error.txt").read_text()
+    # Below the table
+    (line,) = (line for line in result.stderr.splitlines() if "failed: " in line)
+    assert line.startswith(f"{tmp_path}") and "gymnasium.spaces.Discrete" in line
 
 
 def test_a_study_runs_each_once_and_keeps_what_it_did(tmp_path):
@@ -256,6 +283,10 @@ def test_the_table_tells_how_far_each_is(tmp_path):
     rows = list(zip(*(column.cells for column in table.columns), strict=True))
     assert rows[0] == ("all-action_seed-0", "unfinished", "1,000 of 3,000", "10", "0:03:20", "12.35 at 800")
     assert [row[1] for row in rows[1:]] == ["waiting", "failed"]
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    text = console.file.getvalue()
+    assert "all-action_seed-0" in text and "┓" in text
 
 
 @pytest.mark.parametrize(
@@ -263,6 +294,9 @@ def test_the_table_tells_how_far_each_is(tmp_path):
     [
         (["Pogn-v4"], "Pogn.*Short names are pong"),
         (["pong", "--jobs", "0"], "`jobs`"),
+        (["pong", "--threads", "0"], "`threads`"),
+        (["pong", "--steps", "-5"], "`steps`"),
+        (["pong", "--seeds", "-1"], "`seeds` must be an integer, at least 0, but -1"),
         (["pong", "--ray", "nonsense"], "HOST:PORT"),
         (["ladder", "--algos", "trpo"], "no rung trpo. There are reinforce-episode"),
     ],

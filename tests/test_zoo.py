@@ -394,3 +394,8 @@ def test_native_environments_are_one_key_away(tmp_path):
     assert len(list(run.glob("*.monitor.csv"))) == 2
     python("-m", "rl_zoo3.record_video", *pong, "-f", "logs", "-n", 10, cwd=tmp_path, SDL_VIDEODRIVER="dummy")
     assert list(run.rglob("*.mp4"))
+
+
+def test_presets_without_a_name_are_all_files_there_are(capsys):
+    assert main(["presets"]) == 0
+    assert sorted(map(Path, capsys.readouterr().out.splitlines())) == sorted(zoo.presets("qa2c").parent.glob("*.yml"))

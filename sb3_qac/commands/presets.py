@@ -10,7 +10,9 @@ PRESETS = ("qa2c", "qppo", "reinforce", "a2c")
 def add_parser(commands: Any) -> None:
     """:param commands: Subparsers to which the command is added"""
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
-    preset.add_argument("algo", choices=PRESETS, help="a2c: settings of SB3's A2C for comparisons with QA2C")
+    preset.add_argument(
+        "algo", nargs="?", choices=PRESETS, help="default: all; a2c has the settings of SB3's A2C for comparisons with QA2C"
+    )
     preset.set_defaults(run=run)
 
 
@@ -21,5 +23,6 @@ def run(args: argparse.Namespace) -> int:
     """
     from sb3_qac.zoo import presets
 
-    print(presets(args.algo))
+    for algo in (args.algo,) if args.algo else PRESETS:
+        print(presets(algo))
     return 0

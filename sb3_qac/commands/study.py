@@ -69,17 +69,17 @@ def run(args: argparse.Namespace) -> int:
     :return: Exit code, 1 if a run failed
     """
     from sb3_qac.common.allocator import keep_freed_memory
-    from sb3_qac.common.files import read_json
+    from sb3_qac.common.files import make_folder, read_json
     from sb3_qac.study.grid import check_ray_address, run_study
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
         check_ladder(args.algos)
     try:
-        check_number("jobs", args.jobs, minimum=1)
         if args.ray is not None:
             check_ray_address(args.ray)
         runs = grid_of(args, folder)
+        make_folder(folder)
     except ValueError as error:
         sys.exit(f"study: {error}")
     # Sets this process; the processes of `--jobs` do it when they start
@@ -108,9 +108,14 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     :param args: Command line of ``study``
     :param folder: Folder of the study
     :return: its runs
+    :raises ValueError: for a value that is not allowed
     """
     from sb3_qac.study.grid import make_grid
 
+    # By the names of the options; the settings of a run have others
+    for name in ("jobs", "threads", "eval_freq", "eval_episodes", "steps"):
+        if (value := getattr(args, name)) is not None:
+            check_number(name, value, minimum=1)
     given = {name: value for name, value in vars(args).items() if value is not None}
     asked = argparse.Namespace(**{**vars(study_of(args.env)), **given})
     return make_grid(

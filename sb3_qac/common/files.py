@@ -6,6 +6,19 @@ from pathlib import Path
 from typing import Any
 
 
+def make_folder(path: Path) -> Path:
+    """
+    :param path: Folder to make, with those above it, unless it is there
+    :return: the folder
+    :raises ValueError: if it cannot be made, as where there is a file of that name
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be made a folder ({error.strerror}). Name another one.") from None
+    return path
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """
     :param path: File to write; after a failure or a kill it has either its old or its new content

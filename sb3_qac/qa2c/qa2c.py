@@ -50,9 +50,11 @@ class QA2C(OnPolicyAlgorithm):
     Differences from A2C: the critic is Q(s, a), learnt from the n-step returns R_t of the actions taken, and the actor learns
     from all actions at once::
 
-        loss = - pg_coef  * mean_s [ sum_a pi(a|s) w(s, a) ]           w = Q(s, a), or Q(s, a) - V~(s) with the baseline
-               - ent_coef * mean_s [ entropy of pi(.|s) ]              V~(s) = sum_a pi(a|s) Q(s, a)
-               + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]           w and V~ are constants to the gradient
+        loss = - pg_coef  * mean_s [ sum_a pi(a|s) w(s, a) ]
+               - ent_coef * mean_s [ entropy of pi(.|s) ]
+               + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]
+
+    w = Q(s, a), or Q(s, a) - V~(s) with the baseline, and V~(s) = sum_a pi(a|s) Q(s, a) are constants to the gradient.
 
     The baseline cannot change the gradient of this actor loss, because sum_a pi(a|s) is 1. It acts on the sampled estimator.
 

@@ -50,14 +50,15 @@ class QPPO(OnPolicyAlgorithm):
     It is to QA2C what PPO is to A2C: each rollout is used for several epochs of minibatches. The sum over actions needs no
     importance ratio, because Q estimates the value of every action for the current policy::
 
-        loss = - mean_s [ sum_a pi(a|s) A(s, a) ] / sigma                          A = Q - V~, V~ = sum_a pi Q
-               - beta     * mean_s [ min(rho d, clip(rho) d) ] / sigma             d = R_t - Q(s_t, a_t)
-               + kl_coef  * mean_s [ KL(pi_old(.|s) || pi(.|s)) ]                  rho = pi(a_t|s_t) / pi_old(a_t|s_t)
+        loss = - mean_s [ sum_a pi(a|s) A(s, a) ] / sigma
+               - beta     * mean_s [ min(rho d, clip(rho) d) ] / sigma
+               + kl_coef  * mean_s [ KL(pi_old(.|s) || pi(.|s)) ]
                - ent_coef * mean_s [ entropy of pi(.|s) ]
-               + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]                       A, d and sigma are constants to the gradient
+               + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]
 
-    R_t are TD(lambda) returns, bootstrapped from V~ of the rollout. At pi = pi_old and sigma = 1 it has the same gradient as
-    QA2C with the same ``beta``.
+    A = Q - V~ with V~ = sum_a pi Q, d = R_t - Q(s_t, a_t) and sigma are constants to the gradient;
+    rho = pi(a_t|s_t) / pi_old(a_t|s_t). R_t are TD(lambda) returns, bootstrapped from V~ of the rollout. At pi = pi_old and
+    sigma = 1 it has the same gradient as QA2C with the same ``beta``.
 
     Differences from PPO: the critic is Q(s, a). A KL penalty limits the all-action term, as in the penalty form of PPO
     (Schulman et al. 2017, https://arxiv.org/abs/1707.06347); only the correction by the return is clipped. Advantages are

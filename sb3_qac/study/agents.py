@@ -18,6 +18,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
+from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, read_run
@@ -119,7 +120,7 @@ def export_agent(folder: Path, output: Path) -> Path:
         # Not the first layer: it is divided by 255 before it is rounded
         for parameter in [*extractor.cnn[2:].parameters(), *extractor.linear.parameters()]:
             parameter.data = parameter.data.to(th.bfloat16)
-    kept = output / run.algo / f"{name}_1" / f"{name}.zip"
+    kept = make_folder(output / run.algo / f"{name}_1") / f"{name}.zip"
     shutil.copytree(
         folder / name, kept.with_suffix(""), dirs_exist_ok=True, ignore=shutil.ignore_patterns("args.yml", "command.txt")
     )

@@ -5,6 +5,7 @@ Every measurement runs in its own process, so that its memory can be measured to
 a contender is compared with A2C in the same round, because other load on the machine slows both.
 """
 
+import contextlib
 import json
 import platform
 import statistics
@@ -28,7 +29,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
 from tqdm.auto import tqdm
 
-from sb3_qac.common.checks import check_number
+from sb3_qac.common.checks import check_action_space, check_number
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments
@@ -196,14 +197,16 @@ def run_benchmark(env_id: str, n_envs_list: list[int], seconds: float, repeats: 
     :param repeats: Rounds, in each of which everything is measured once
     :param device: PyTorch device
     :return: the machine, the settings, and the ``measurements``: one row each
-    :raises ValueError: if an Atari game skips frames itself, or a number is too small
+    :raises ValueError: if an Atari game skips frames itself, a number is too small, or actions are not discrete
     """
     if is_atari(env_id):
         game_arguments(gym.spec(env_id))
-    check_number("seconds", seconds)
+    check_number("seconds", seconds, minimum=0.01)
     check_number("repeats", repeats, minimum=1)
     for n_envs in n_envs_list:
         check_number("n_envs", n_envs, minimum=1)
+    with contextlib.closing(gym.make(env_id)) as env:
+        check_action_space(env.action_space)
     jobs = [
         (round_, n_envs, contender, measure)
         for n_envs in n_envs_list

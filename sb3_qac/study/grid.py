@@ -19,7 +19,7 @@ from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.allocator import keep_freed_memory
-from sb3_qac.common.checks import check_number
+from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import read_json
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.run import Run, check_same_run
@@ -43,13 +43,15 @@ def make_grid(
     :param config: YAML file with hyperparameters for all; None for each algorithm's own
     :param settings: Further settings of ``Run``
     :return: one run for each environment, group and seed
-    :raises ValueError: if there is no such environment or algorithm
+    :raises ValueError: if there is no such environment or algorithm, or a number that is not allowed
     """
     register()
     env_ids = study_of(env).env_ids
     for env_id in env_ids:
         _check_env(env_id)
-    groups = [field_name(group) for group in groups]
+    # What is given twice, maybe by both of its names, is trained once
+    groups = list(dict.fromkeys(map(field_name, groups)))
+    seeds = list(dict.fromkeys(seeds))
     unknown = [group for group in groups if group not in TASKS and group not in ALGOS]
     if unknown:
         raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *sorted(ALGOS)])}.")
@@ -60,6 +62,8 @@ def make_grid(
     for name in ("eval_freq", "n_eval_episodes", "n_threads"):
         check_number(name, settings.get(name, 1), minimum=1)
     check_number("n_timesteps", settings.get("n_timesteps", 0))
+    for seed in seeds:
+        check_integer("seeds", seed, minimum=0)
     runs = []
     for env_id, group, seed in itertools.product(env_ids, groups, seeds):
         algo, hyperparams = TASKS.get(group, (group, {}))
@@ -96,13 +100,19 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
         check_same_run(run)
     pending = [run for run in runs if not run.finished]
     failed: dict[str, str] = {}
-    with Live(get_renderable=lambda: status_table(runs, failed), refresh_per_second=0.5, console=Console(stderr=True)):
-        for run, error in run_on_ray(pending, ray_address) if ray_address else run_here(pending, jobs):
-            if error is not None:
-                failed[run.folder] = error
-            elif not run.finished:
-                # RL Zoo catches Ctrl-C and does not pass it on
-                raise KeyboardInterrupt
+    console = Console(stderr=True)
+    try:
+        with Live(get_renderable=lambda: status_table(runs, failed), refresh_per_second=0.5, console=console):
+            for run, error in run_on_ray(pending, ray_address) if ray_address else run_here(pending, jobs):
+                if error is not None:
+                    failed[run.folder] = error
+                elif not run.finished:
+                    # RL Zoo catches Ctrl-C and does not pass it on
+                    raise KeyboardInterrupt
+    finally:
+        if not console.is_terminal:
+            # `Live` ends its last line in terminals only
+            console.line()
     return failed
 
 
@@ -182,7 +192,7 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
     caption = f"{n_finished} of {len(runs)} finished"
     names = {run.folder: f"{run.env_id} {field_name(run.name)}" if several else field_name(run.name) for run in runs}
     table = Table(caption=caption)
-    table.add_column("run", min_width=max(map(len, names.values())))
+    table.add_column("run", no_wrap=True)
     for heading in ("state", "steps", "steps/s", "time left", "last evaluation"):
         table.add_column(heading)
     for run in runs:

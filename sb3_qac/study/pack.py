@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sb3_qac.common.files import make_folder
 from sb3_qac.study.records import FIGURES, Record
 from sb3_qac.study.statistics import standard_error
 
@@ -57,7 +58,7 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
         raise ValueError(f"There is no run {', '.join(sorted(unknown))} among {', '.join(x.path for x in records)}.")
     for record in records:
         record.status["lost"] = record.path in lost
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     rows = [row_of(record, f"{output.name}/{part}".rstrip("/")) for part, of_part in parts.items() for record in of_part]
     pd.DataFrame(rows).to_csv(output / RUNS_FILE, index=False, lineterminator="\n")
     tables = {

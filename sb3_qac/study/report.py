@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from sb3_qac.common.files import make_folder
 from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, statistics
 from sb3_qac.study.diagnose import tables as diagnosis_tables
 from sb3_qac.study.loading import load_study
@@ -297,8 +298,7 @@ def write_report(folder: Path, goal: float | None = None, output: Path | None = 
     envs = load_study(folder)
     if goal is None:
         goal = next(iter(next(iter(envs.values())).values()))[0].settings.get("stop_return")
-    output = output or folder
-    output.mkdir(parents=True, exist_ok=True)
+    output = make_folder(output or folder)
     draw_evaluations(envs, output / "evaluations")
     if has_curves(envs):
         draw_curves(envs, output / "curves")

@@ -18,7 +18,7 @@ from filelock import FileLock
 from stable_baselines3.common.utils import set_random_seed
 
 import sb3_qac
-from sb3_qac.common.files import write_atomically
+from sb3_qac.common.files import make_folder, write_atomically
 from sb3_qac.resume.wandb import wandb_run_id
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run
@@ -31,9 +31,9 @@ def train_run(run: Run) -> str | None:
 
     :param run: The run
     :return: None, or the error, which is also in the run's ``error.txt``
+    :raises ValueError: if its folder cannot be made
     """
-    folder = Path(run.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(Path(run.folder))
     with FileLock(folder / "lock"):
         return None if run.finished else _train_or_tell(run)
 
@@ -84,7 +84,7 @@ def wandb_run_of(run: Run) -> Iterator[str | None]:
         return
     import wandb
 
-    with wandb.init(
+    wandb_run = wandb.init(
         project=f"sb3_qac-{run.env_id}",
         name=run.name,
         group=run.group,
@@ -94,8 +94,15 @@ def wandb_run_of(run: Run) -> Iterator[str | None]:
         dir=run.folder,
         config=asdict(run),
         settings=wandb.Settings(silent=True, console="off"),
-    ) as wandb_run:
-        yield wandb_run.url
+    )
+    try:
+        # Asked offline, it warns that there is none
+        yield wandb_run.url if run.wandb == "online" else None
+    except BaseException:
+        # As `with wandb.init()` does, which prints the traceback too: it is in error.txt
+        wandb_run.finish(exit_code=1)
+        raise
+    wandb_run.finish()
 
 
 def provenance() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
+from sb3_qac.common.files import make_folder
 from sb3_qac.study.agents import player_env
 from sb3_qac.study.run import read_run
 from sb3_qac.zoo import register
@@ -42,7 +43,7 @@ def record_videos(
     returns: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch)) as (env, agent):
         model = ALGOS[run.algo].load(agent, device="cpu")
-        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output)
         for name, deterministic in {"sampled": False, "greedy": True}.items():
             set_random_seed(run.seed)
             env.seed(run.seed)
