@@ -490,14 +490,14 @@ def test_numbers_below_one_are_refused(name):
 
 
 def test_a_number_of_checkpoints_is_whole():
-    with pytest.raises(ValueError, match="`keep` must be an integer, at least 1, but 1.5"):
+    with pytest.raises(ValueError, match=r"`keep` must be an integer, at least 1, but 1\.5"):
         ExactCheckpointCallback("folder", keep=1.5)
 
 
 @pytest.mark.parametrize("parent", [lambda child: EveryNTimesteps(100, child), lambda child: [EveryNTimesteps(100, child)]])
 def test_as_the_child_of_an_event_it_is_refused(parent, tmp_path):
     """Which tells its child neither of rollouts nor of their ends: there would not be one checkpoint."""
-    with pytest.raises(ValueError, match="EveryNTimesteps .* `save_freq`"):
+    with pytest.raises(ValueError, match=r"EveryNTimesteps .* `save_freq`"):
         make_model(QA2C).learn(100, parent(ExactCheckpointCallback(tmp_path)))
 
 
