@@ -489,8 +489,16 @@ def test_numbers_below_one_are_refused(name):
         ExactCheckpointCallback("folder", **{name: 0})
 
 
+def test_a_refused_start_leaves_the_folder_to_others(tmp_path):
+    make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
+    with pytest.raises(CheckpointError, match="of another training"):
+        make_model(QA2C, gamma=0.5).learn(100, ExactCheckpointCallback(tmp_path))
+    program = f"from filelock import FileLock; FileLock({str(tmp_path / 'lock')!r}).acquire(blocking=False)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_number_of_checkpoints_is_whole():
-    with pytest.raises(ValueError, match=r"`keep` must be an integer, at least 1, but 1.5"):
+    with pytest.raises(ValueError, match=r"`keep` must be an integer, at least 1, but 1\.5"):
         ExactCheckpointCallback("folder", keep=1.5)
 
 

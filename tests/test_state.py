@@ -18,7 +18,7 @@ from sb3_qac.common.vec_env import ale_vec_env
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import load_checkpoint, save_checkpoint
 from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
-from sb3_qac.resume.state import StateError, get_state, set_state
+from sb3_qac.resume.state import StateError, equal, get_state, set_state
 
 SLOW_GAMES = [f"{game}NoFrameskip-v4" for game in ("SpaceInvaders", "Seaquest", "BeamRider")]
 GAMES = [
@@ -330,3 +330,12 @@ def test_random_state_survives_an_error():
         draw()
         raise RuntimeError
     assert draw() == expected
+
+
+@pytest.mark.parametrize(
+    "value", [[(32, 8, 4), (64, 3)], [np.zeros(2), np.zeros(3)], [{"weights": np.zeros(2)}], {"layers": ([1, [2, 3]],)}]
+)
+def test_lists_of_unequal_lengths_are_equal_where_their_items_are(value):
+    """Such as layers in ``policy_kwargs``: a training with them is the same one when it is resumed."""
+    assert equal(value, copy.deepcopy(value))
+    assert not equal(value, [value]) and not equal([value, 1], [value, 2]) and not equal([value], [value, value])

@@ -20,7 +20,8 @@ class PixelPolicy(BasePolicy):
         :return: The extracted features
         """
         # SB3 makes floats of whatever else stands for pixels, which `predict` may be given
-        if getattr(features_extractor, "takes_pixels", False) and obs.dtype == th.uint8:
+        is_pixels = isinstance(obs, th.Tensor) and obs.dtype == th.uint8
+        if is_pixels and getattr(features_extractor, "takes_pixels", False):
             return features_extractor(obs)
         return super().extract_features(obs, features_extractor)
 

@@ -101,6 +101,17 @@ class ExactCheckpointCallback(BaseCallback):
             )
         self._rollout_is_complete, self._state_to_restore = False, None
         self._take_folder(self.folder)
+        try:
+            self._start(self.folder)
+        except BaseException:
+            self._leave_folder()
+            raise
+
+    def _start(self, folder: Path) -> None:
+        """
+        :param folder: Folder of the checkpoints, which is ours now
+        :raises CheckpointError: if its checkpoints are of another training
+        """
         for evaluation in self._evaluations():
             self._isolate(evaluation)
         root = self.locals["callback"]
@@ -111,9 +122,9 @@ class ExactCheckpointCallback(BaseCallback):
 
         for callback in self._callbacks():
             self._settings.setdefault(callback, callback_settings(callback))
-        self._log_to_wandb(self.folder)
+        self._log_to_wandb(folder)
 
-        checkpoint = newest_checkpoint(self.folder)
+        checkpoint = newest_checkpoint(folder)
         if checkpoint is None:
             self._evaluation_random_state = seeded_random_state(self.model.seed)
         else:
@@ -162,8 +173,7 @@ class ExactCheckpointCallback(BaseCallback):
         for output_format in [f for f in self.model.logger.output_formats if isinstance(f, WandbOutputFormat)]:
             output_format.close()
             self.model.logger.output_formats.remove(output_format)
-        self._lock.release(force=True)
-        self._lock = None
+        self._leave_folder()
         if learn_is_done:
             # It came in the last rollout or update, behind which no rollout starts
             self._signals.raise_pending()
@@ -405,6 +415,11 @@ class ExactCheckpointCallback(BaseCallback):
             self._lock.acquire(blocking=False)
         except Timeout:
             raise CheckpointError(f"Another process is training in {folder}: wait for it, or use another folder.") from None
+
+    def _leave_folder(self) -> None:
+        if self._lock is not None:
+            self._lock.release(force=True)
+            self._lock = None
 
     def _write_run_file(self, finished: bool) -> None:
         assert self.folder is not None

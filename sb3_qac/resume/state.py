@@ -122,12 +122,12 @@ def equal(one: Any, other: Any) -> bool:
     """
     :param one: Plain data
     :param other: Plain data
-    :return: Whether they are certainly equal, including arrays in dictionaries and tuples
+    :return: Whether they are certainly equal, including arrays in dictionaries, lists and tuples
     """
     if isinstance(one, dict):
         return isinstance(other, dict) and one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, tuple):
-        return isinstance(other, tuple) and len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, list | tuple):
+        return isinstance(other, list | tuple) and len(one) == len(other) and all(map(equal, one, other))
     return np.array_equal(one, other)
 
 
