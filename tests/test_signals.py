@@ -10,10 +10,13 @@ from sb3_qac.resume.signals import DeferredSignals
 
 @pytest.fixture(autouse=True)
 def handlers_stay_as_they_were():
+    # A job in the background starts with SIGINT ignored
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    for number, handler in before.items():
-        assert signal.getsignal(number) is handler
+    after = {number: signal.getsignal(number) for number in before}
+    signal.signal(signal.SIGINT, outside)
+    assert after == before
 
 
 @pytest.fixture
