@@ -32,7 +32,7 @@ from tqdm.auto import tqdm
 from sb3_qac.common.checks import check_action_space, check_number
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
-from sb3_qac.common.vec_env.ale_vec_env import game_arguments
+from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.qa2c import QA2C
 
 N_STEPS = 5
@@ -58,7 +58,7 @@ class Contender:
         :param n_envs: Number of environments
         :return: Environments; for Atari games with stacked frames, channels first
         """
-        if not is_atari(env_id):
+        if not is_atari(gym.spec(env_id)):
             return make_vec_env(env_id, n_envs, seed=0)
         if self.native:
             return VecFrameStack(make_ale_vec_env(env_id, n_envs, seed=0), 4)
@@ -75,7 +75,7 @@ class Contender:
         if self.dtype is not None:
             policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(dtype=self.dtype))
         env = self.make_env(env_id, n_envs)
-        policy = "CnnPolicy" if is_atari(env_id) else "MlpPolicy"
+        policy = "CnnPolicy" if is_atari(gym.spec(env_id)) else "MlpPolicy"
         return self.algorithm(policy, env, n_steps=N_STEPS, policy_kwargs=policy_kwargs, seed=0, device=device)  # type: ignore[call-arg]
 
 
@@ -88,20 +88,12 @@ CONTENDERS = (
 )
 
 
-def is_atari(env_id: str) -> bool:
-    """
-    :param env_id: Environment
-    :return: Whether it is an Atari game
-    """
-    return "AtariEnv" in str(gym.spec(env_id).entry_point)
-
-
 def contenders_of(env_id: str) -> tuple[Contender, ...]:
     """
     :param env_id: Environment
     :return: The contenders that can be measured on it
     """
-    return CONTENDERS if is_atari(env_id) else tuple(contender for contender in CONTENDERS if not contender.native)
+    return CONTENDERS if is_atari(gym.spec(env_id)) else tuple(contender for contender in CONTENDERS if not contender.native)
 
 
 def measure_training(contender: Contender, env_id: str, n_envs: int, seconds: float, device: str) -> dict[str, float]:
@@ -199,7 +191,7 @@ def run_benchmark(env_id: str, n_envs_list: list[int], seconds: float, repeats: 
     :return: the machine, the settings, and the ``measurements``: one row each
     :raises ValueError: if an Atari game skips frames itself, a number is too small, or actions are not discrete
     """
-    if is_atari(env_id):
+    if is_atari(gym.spec(env_id)):
         game_arguments(gym.spec(env_id))
     check_number("seconds", seconds, minimum=0.01)
     check_number("repeats", repeats, minimum=1)

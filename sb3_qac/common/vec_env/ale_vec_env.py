@@ -308,6 +308,14 @@ class AleVecEnv(VecEnv):
         raise NotImplementedError(f"The games run in C++ and have no method `{method_name}`. Use SB3's `make_atari_env`.")
 
 
+def is_atari(spec: gym.envs.registration.EnvSpec) -> bool:
+    """
+    :param spec: What gymnasium knows of the environment
+    :return: Whether it is an Atari game
+    """
+    return "AtariEnv" in str(spec.entry_point)
+
+
 def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
     """
     :param spec: gymnasium's specification of the environment
@@ -315,7 +323,7 @@ def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
     :raises ValueError: if it is not an Atari game, skips frames itself, or is registered with arguments that C++ does not
         support
     """
-    if "AtariEnv" not in str(spec.entry_point):
+    if not is_atari(spec):
         raise ValueError(f"{spec.id} is not an Atari game ({spec.entry_point}). Use SB3's `make_vec_env`.")
     defaults = {"repeat_action_probability": 0.25, "full_action_space": False, "max_num_frames_per_episode": 108_000}
     game = {**defaults, **spec.kwargs}
