@@ -23,7 +23,7 @@ from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study.catalogue import STUDIES, field_name
-from sb3_qac.study.grid import make_grid, run_study, status_table
+from sb3_qac.study.grid import make_grid, run_study, status_table, summary
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, whole_games
 from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback
@@ -276,17 +276,33 @@ def test_environments_whose_state_cannot_be_seen_are_replayed(tmp_path):
 def test_the_table_tells_how_far_each_is(tmp_path):
     runs = make_grid("cartpole", ["task1"], [0, 1, 2], tmp_path)
     status = {"steps": 1000, "total": 3000, "steps_per_second": 10.0, "finished": False}
-    status["last_evaluation"] = {"steps": 800, "mean_return": 12.345}
+    status |= {"training_return": 9.876, "last_evaluation": {"steps": 800, "mean_return": 12.345}}
     Path(runs[0].folder).mkdir(parents=True)
     Path(runs[0].folder, "status.json").write_text(json.dumps(status))
     table = status_table(runs, {runs[2].folder: "broken"})
     rows = list(zip(*(column.cells for column in table.columns), strict=True))
-    assert rows[0] == ("all-action_seed-0", "unfinished", "1,000 of 3,000", "10", "0:03:20", "12.35 at 800")
+    assert rows[0][:2] == ("all-action_seed-0", "unfinished")
+    assert rows[0][2].percentage_completed == pytest.approx(100 / 3)
+    assert rows[0][3:] == ("1,000 of 3,000", "10", "0:03:20", "9.88", "12.35 at 800")
     assert [row[1] for row in rows[1:]] == ["waiting", "failed"]
     console = Console(width=80, file=io.StringIO())
     console.print(table)
     text = console.file.getvalue()
     assert "all-action_seed-0" in text and "┓" in text
+
+
+def test_the_summary_names_the_steps_the_time_and_the_return_of_finished_runs(tmp_path):
+    runs = make_grid("cartpole", ["qa2c"], [0, 1, 2], tmp_path, stop_return=475.0)
+    for run, finished, mean_return in zip(runs, (True, True, False), (480.0, 20.0, 480.0), strict=True):
+        status = {"steps": 12_000, "seconds": 83.4, "finished": finished}
+        status["last_evaluation"] = {"steps": 10_000, "mean_return": mean_return}
+        Path(run.folder).mkdir(parents=True)
+        Path(run.folder, "status.json").write_text(json.dumps(status))
+    evaluated = "12,000 steps in 0:01:23, return {} in the evaluation at 10,000: it {} 475"
+    assert list(summary(runs)) == [
+        f"{runs[0].folder}: {evaluated.format('480.00', 'reached')}",
+        f"{runs[1].folder}: {evaluated.format('20.00', 'did not reach')}",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     :return: Exit code, 1 if a run failed
     """
     from sb3_qac.common.allocator import keep_freed_memory
-    from sb3_qac.common.files import make_folder, read_json
+    from sb3_qac.common.files import make_folder
     from sb3_qac.study.grid import check_ray_address, run_study
 
     folder = args.output or Path("studies", args.env)
@@ -92,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
         sys.exit(f"study: {error}. Install what --ray needs with: pip install 'sb3_qac[ray]'")
     except (ValueError, ConnectionError) as error:
         sys.exit(f"study: {error}")
-    if args.json:
-        print(json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
+    print_results(runs, args.json)
     for run_folder, reason in failed.items():
         print(f"{run_folder} failed: {reason} (see error.txt in that folder)", file=sys.stderr)
     if args.env == "ladder":
@@ -101,6 +100,21 @@ def run(args: argparse.Namespace) -> int:
 
         print(write_page(folder, args.jobs), file=sys.stderr if args.json else sys.stdout)
     return 1 if failed else 0
+
+
+def print_results(runs: Sequence[Any], as_json: bool) -> None:
+    """
+    :param runs: Runs of the study
+    :param as_json: Whether to print the state of every run as JSON, instead of a line for each finished run
+    """
+    from sb3_qac.common.files import read_json
+    from sb3_qac.study.grid import summary
+
+    if as_json:
+        print(json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
+        return
+    for line in summary(runs):
+        print(line)
 
 
 def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.utils import safe_mean
 
 from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.common.torch_layers import constant_weights
@@ -69,10 +70,16 @@ class StatusCallback(BaseCallback):
             "total": self.model._total_timesteps,
             "seconds": self.before + seconds,
             "steps_per_second": (self.model.num_timesteps - self.first_step) / max(seconds, 1e-9),
+            "training_return": self.training_return(),
             "last_evaluation": self.last_evaluation(),
             "finished": finished,
         }
         write_atomically(self.path, json.dumps(status).encode())
+
+    def training_return(self) -> float | None:
+        """:return: mean return of the last training episodes, SB3's ``rollout/ep_rew_mean``, if there was one"""
+        episodes = self.model.ep_info_buffer
+        return float(safe_mean([episode["r"] for episode in episodes])) if episodes else None
 
     def last_evaluation(self) -> dict[str, Any] | None:
         """:return: steps and mean return of the last evaluation, if there was one"""

@@ -15,6 +15,7 @@ import gymnasium as gym
 from joblib import Parallel, delayed
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
@@ -30,6 +31,7 @@ from sb3_qac.zoo import register
 RAY_RETRIES, RAY_GRACE = 10, 60
 # With more runs than this, the table shows only active ones
 MAX_ROWS = 20
+BAR_WIDTH = 10
 
 
 def make_grid(
@@ -193,7 +195,7 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
     names = {run.folder: f"{run.env_id} {field_name(run.name)}" if several else field_name(run.name) for run in runs}
     table = Table(caption=caption)
     table.add_column("run", no_wrap=True)
-    for heading in ("state", "steps", "steps/s", "time left", "last evaluation"):
+    for heading in ("state", "", "steps", "steps/s", "time left", "training return", "last evaluation"):
         table.add_column(heading)
     for run in runs:
         status, name = statuses[run.folder], names[run.folder]
@@ -205,13 +207,33 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
         steps, total, speed = status["steps"], status["total"], status["steps_per_second"]
         state = "failed" if run.folder in failed else "finished" if status["finished"] else "unfinished"
         left = "" if status["finished"] or not speed else f"{timedelta(seconds=round((total - steps) / speed))}"
-        evaluation = status["last_evaluation"]
+        training_return, evaluation = status.get("training_return"), status["last_evaluation"]
         table.add_row(
             name,
             state,
+            ProgressBar(total, steps, width=BAR_WIDTH),
             f"{steps:,} of {total:,}",
             f"{speed:,.0f}",
             left,
+            "" if training_return is None else f"{training_return:.2f}",
             "" if evaluation is None else f"{evaluation['mean_return']:.2f} at {evaluation['steps']:,}",
         )
     return table
+
+
+def summary(runs: Sequence[Run]) -> Iterator[str]:
+    """
+    :param runs: Runs of a study
+    :return: a line of text for each finished run: its steps, its time and its last evaluation
+    """
+    for run in runs:
+        status = read_json(Path(run.folder, "status.json"))
+        if not status.get("finished"):
+            continue
+        line = f"{run.folder}: {status['steps']:,} steps in {timedelta(seconds=round(status['seconds']))}"
+        if (evaluation := status["last_evaluation"]) is not None:
+            line += f", return {evaluation['mean_return']:.2f} in the evaluation at {evaluation['steps']:,}"
+            if run.stop_return is not None:
+                goal = "reached" if evaluation["mean_return"] >= run.stop_return else "did not reach"
+                line += f": it {goal} {run.stop_return:g}"
+        yield line
