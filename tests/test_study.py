@@ -281,14 +281,13 @@ def test_the_table_tells_how_far_each_is(tmp_path):
     Path(runs[0].folder, "status.json").write_text(json.dumps(status))
     table = status_table(runs, {runs[2].folder: "broken"})
     rows = list(zip(*(column.cells for column in table.columns), strict=True))
-    assert rows[0][:2] == ("all-action_seed-0", "unfinished")
-    assert rows[0][2].percentage_completed == pytest.approx(100 / 3)
-    assert rows[0][3:] == ("1,000 of 3,000", "10", "0:03:20", "9.88", "12.35 at 800")
+    assert rows[0][0] == "all-action_seed-0" and rows[0][1].percentage_completed == pytest.approx(100 / 3)
+    assert rows[0][2:] == ("1,000", "10", "0:03:20", "9.88", "12.35 at 800")
     assert [row[1] for row in rows[1:]] == ["waiting", "failed"]
     console = Console(width=80, file=io.StringIO())
     console.print(table)
     text = console.file.getvalue()
-    assert "all-action_seed-0" in text and "┓" in text
+    assert "all-action_seed-0" in text and "12.35 at 800" in text
 
 
 def test_the_summary_names_the_steps_the_time_and_the_return_of_finished_runs(tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 from joblib import Parallel, delayed
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -31,7 +32,7 @@ from sb3_qac.zoo import register
 RAY_RETRIES, RAY_GRACE = 10, 60
 # With more runs than this, the table shows only active ones
 MAX_ROWS = 20
-BAR_WIDTH = 10
+BAR_WIDTH = 8
 
 
 def make_grid(
@@ -186,17 +187,17 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
     """
     :param runs: Runs of a study
     :param failed: What went wrong, by the folder of the run
-    :return: table with the progress of each run
+    :return: table with the progress of each run; its returns are the mean of the last training episodes, and of an evaluation
     """
     statuses = {run.folder: read_json(Path(run.folder, "status.json")) for run in runs}
     n_finished = sum(bool(status.get("finished")) for status in statuses.values())
     several = len({run.env_id for run in runs}) > 1
     caption = f"{n_finished} of {len(runs)} finished"
     names = {run.folder: f"{run.env_id} {field_name(run.name)}" if several else field_name(run.name) for run in runs}
-    table = Table(caption=caption)
-    table.add_column("run", no_wrap=True)
-    for heading in ("state", "", "steps", "steps/s", "time left", "training return", "last evaluation"):
-        table.add_column(heading)
+    table = Table(caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold")
+    for heading in ("progress", "steps", "steps/s", "left", "return", "last evaluation"):
+        table.add_column(heading, no_wrap=heading != "last evaluation")
     for run in runs:
         status, name = statuses[run.folder], names[run.folder]
         if len(runs) > MAX_ROWS and run.folder not in failed and (not status or status["finished"]):
@@ -205,14 +206,15 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
             table.add_row(name, "failed" if run.folder in failed else "waiting")
             continue
         steps, total, speed = status["steps"], status["total"], status["steps_per_second"]
-        state = "failed" if run.folder in failed else "finished" if status["finished"] else "unfinished"
+        state: ProgressBar | str = ProgressBar(total, steps, width=BAR_WIDTH)
+        if run.folder in failed or status["finished"]:
+            state = "failed" if run.folder in failed else "finished"
         left = "" if status["finished"] or not speed else f"{timedelta(seconds=round((total - steps) / speed))}"
         training_return, evaluation = status.get("training_return"), status["last_evaluation"]
         table.add_row(
             name,
             state,
-            ProgressBar(total, steps, width=BAR_WIDTH),
-            f"{steps:,} of {total:,}",
+            f"{steps:,}",
             f"{speed:,.0f}",
             left,
             "" if training_return is None else f"{training_return:.2f}",
