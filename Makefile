@@ -24,7 +24,8 @@ train: $(READY)  ## Train QA2C on Pong with RL Zoo; logs go to logs/ (STEPS=1500
 	$(BIN)/python -m rl_zoo3.train --algo qa2c --env PongNoFrameskip-v4 --n-timesteps $(STEPS) --seed $(SEED) --progress \
 		--eval-freq 300000 --eval-episodes 30 --n-eval-envs 30 --save-freq 300000 --tensorboard-log logs/tensorboard
 
-test: lint type docs  ## Run lint, type checks, the documentation build and the test suite
+test: $(READY)  ## Run lint, type checks, the documentation build and the test suite
+	$(MAKE) --jobs 2 lint type docs
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --durations=15
 
 test-slow: $(READY)  ## Run the slow tests (minutes), including a Ray cluster and a notebook

@@ -100,13 +100,3 @@ def test_start_up_files_name_what_exists():
     assert callable(hook.install)
     assert HOOK.with_suffix(".pth").read_text() == "import sb3_qac_zoo_hook; sb3_qac_zoo_hook.install()\n"
     assert HOOK.with_suffix(".start").read_text() == "sb3_qac_zoo_hook:install\n"
-
-
-def test_start_up_costs_a_few_milliseconds_at_most():
-    program = (
-        f"import sys, time; sys.path.insert(0, {str(HOOK.parent)!r}); sys.modules.pop('sb3_qac_zoo_hook', None); "
-        "t = time.perf_counter(); import sb3_qac_zoo_hook; sb3_qac_zoo_hook.install(); print(time.perf_counter() - t)"
-    )
-    # The best of five: what the hook takes, not what the machine was doing
-    seconds = [float(subprocess.check_output([sys.executable, "-I", "-c", program], text=True)) for _ in range(5)]
-    assert min(seconds) < 0.005

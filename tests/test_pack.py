@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from sb3_qac.study.diagnose import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.ladder import write_page
 from sb3_qac.study.loading import load_everything, load_run, load_study
-from sb3_qac.study.pack import N_POINTS, command_of, thinned, write_pack
+from sb3_qac.study.pack import N_POINTS, add_packed, command_of, thinned, write_pack
 from sb3_qac.study.report import markdown, write_report
 
 PARTS = {"": 5, "part": 2, "stopped": 1}
@@ -126,6 +127,33 @@ def test_a_study_is_packed_to_the_same_bytes(live, packed, tmp_path):
     parts = {"": [dataclasses.replace(load_study(live)["CartPole-v1"]["a2c"][0], curves={}, diagnosis=[])]}
     write_pack(parts, tmp_path / "cartpole")
     assert sorted(path.name for path in (tmp_path / "cartpole").iterdir()) == ["evaluations.csv.gz", "runs.csv"]
+
+
+def test_runs_are_added_to_those_that_are_packed_already(live, packed, tmp_path):
+    """As if all folders had been there at once."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for path in live.glob("**/run.json"):
+        if path.parent.name != "checkpoints":
+            run = path.parent.relative_to(live)
+            # The part and one run of the study are on another machine
+            target = there if run.parts[0] == "part" or run.name == "a2c_seed-1" else here
+            shutil.copytree(path.parent, target / run)
+    output = tmp_path / "cartpole"
+    for folder in (there, here, there):
+        assert main(["pack", str(folder), "--output", str(output), "--add"]) == 0
+    for name in FILES:
+        assert (output / name).read_bytes() == (packed / name).read_bytes()
+    # Without the option the other runs are left out
+    assert main(["pack", str(there), "--output", str(output)]) == 0
+    assert set(pd.read_csv(output / "runs.csv")["run"]) < set(pd.read_csv(packed / "runs.csv")["run"])
+
+
+def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
+    output = tmp_path / "cartpole"
+    write_pack(load_everything(live), output, ["a2c_seed-1"])
+    others = {"": [load_study(live)["CartPole-v1"]["a2c"][0]]}
+    write_pack(add_packed(others, output), output)
+    assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == "lost"
 
 
 def test_returns_are_read_as_they_were_written(live, tmp_path):

@@ -124,6 +124,7 @@ def test_a_process_that_imports_rl_zoo_finds_the_hubs_module_as_it_is(tmp_path):
     assert python("-c", program, cwd=tmp_path).strip() == "False"
 
 
+@pytest.mark.slow  # test_resume.py tracks a command of RL Zoo too
 def test_wandb_tracks_offline(trained):
     printed = python(
         "-m", "rl_zoo3.train", *ARGUMENTS, "-n", 200, "--eval-freq", 100, "--track", cwd=trained, WANDB_MODE="offline"
@@ -383,7 +384,8 @@ def test_cartpole_through_the_zoo_is_solved_within_125_000_steps(tmp_path):
     assert evaluations["results"].mean(axis=1).max() >= 475
 
 
-def test_native_environments_are_one_key_away(tmp_path):
+@pytest.mark.parametrize("record", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_native_environments_are_one_key_away(record, tmp_path):
     """For training and for evaluation; and the agent plays in SB3's environments, to be looked at."""
     native = "vec_env_wrapper:'sb3_qac.common.env_util.to_ale_vec_env'"
     pong = ["--algo", "qa2c", "--env", "PongNoFrameskip-v4"]
@@ -392,6 +394,8 @@ def test_native_environments_are_one_key_away(tmp_path):
     run = tmp_path / "logs" / "qa2c" / "PongNoFrameskip-v4_1"
     assert -21 <= np.load(run / "evaluations.npz")["results"][0, 0] <= -10
     assert len(list(run.glob("*.monitor.csv"))) == 2
+    if not record:
+        return
     python("-m", "rl_zoo3.record_video", *pong, "-f", "logs", "-n", 10, cwd=tmp_path, SDL_VIDEODRIVER="dummy")
     assert list(run.rglob("*.mp4"))
 

@@ -19,6 +19,9 @@ def add_parser(commands: Any) -> None:
     pack.add_argument("folder", type=Path, metavar="STUDY", help="folder of the study")
     pack.add_argument("--output", type=Path, help="folder for the files; default: results/NAME_OF_THE_STUDY")
     pack.add_argument(
+        "--add", action="store_true", help="keep the packed runs of OUTPUT that are not in STUDY, from another machine perhaps"
+    )
+    pack.add_argument(
         "--lost", nargs="+", default=[], metavar="RUN", help="runs that were lost with their machine, such as a2c_seed-0"
     )
     pack.set_defaults(run=run)
@@ -30,11 +33,14 @@ def run(args: argparse.Namespace) -> int:
     :return: Exit code
     """
     from sb3_qac.study.loading import load_everything
-    from sb3_qac.study.pack import write_pack
+    from sb3_qac.study.pack import add_packed, write_pack
 
     try:
         parts = load_everything(args.folder)
-        for path in write_pack(parts, args.output or Path("results", args.folder.resolve().name), args.lost):
+        output = args.output or Path("results", args.folder.resolve().name)
+        if args.add:
+            parts = add_packed(parts, output)
+        for path in write_pack(parts, output, args.lost):
             print(path)
     except ValueError as error:
         sys.exit(f"pack: {error}")

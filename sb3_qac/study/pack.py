@@ -57,7 +57,7 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
     if unknown:
         raise ValueError(f"There is no run {', '.join(sorted(unknown))} among {', '.join(x.path for x in records)}.")
     for record in records:
-        record.status["lost"] = record.path in lost
+        record.status["lost"] = record.path in lost or bool(record.status.get("lost"))
     make_folder(output)
     rows = [row_of(record, f"{output.name}/{part}".rstrip("/")) for part, of_part in parts.items() for record in of_part]
     pd.DataFrame(rows).to_csv(output / RUNS_FILE, index=False, lineterminator="\n")
@@ -185,6 +185,23 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
         )
         for row in rows
     ]
+
+
+def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[Record]]:
+    """
+    :param parts: Records by part of a study
+    :param folder: Folder of a packed study; it need not exist
+    :return: these records, and those of the packed study for runs that are not among them
+    """
+    if not (folder / RUNS_FILE).is_file():
+        return parts
+    studies = pd.read_csv(folder / RUNS_FILE, usecols=["study"])["study"].unique()
+    paths = {record.path for records in parts.values() for record in records}
+    merged = {}
+    for part in sorted({*parts, *(study.partition("/")[2] for study in studies)}):
+        kept = [record for record in load_pack(folder, part) if record.path not in paths]
+        merged[part] = sorted([*kept, *parts.get(part, [])], key=lambda record: record.path)
+    return merged
 
 
 def _by_run(path: Path) -> dict[str, pd.DataFrame]:
