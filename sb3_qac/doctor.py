@@ -82,9 +82,10 @@ def _atari() -> Finding:
 
 
 def _presets() -> Finding:
-    path = presets("qa2c")
+    paths = [presets(algo) for algo in ALGORITHMS]
     try:
-        return Finding("presets", True, f"{path}, {len(yaml.safe_load(path.read_text()))} entries")
+        counts = [f"{path.name} with {len(yaml.safe_load(path.read_text()))} entries" for path in paths]
+        return Finding("presets", True, f"{paths[0].parent}: {', '.join(counts)}")
     except (OSError, yaml.YAMLError) as error:
         return Finding("presets", False, str(error), REINSTALL)
 

@@ -2,13 +2,17 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from sb3_qac.__main__ import main
+from sb3_qac.commands import benchmark as command
+from sb3_qac.study import benchmark, until_return
 from sb3_qac.study.benchmark import (
-    BASELINE,
-    CONTENDERS,
+    ALGORITHMS,
+    VARIANTS,
+    Contender,
     contenders_of,
     measure_parts,
     measure_training,
@@ -16,21 +20,50 @@ from sb3_qac.study.benchmark import (
     tables,
     write_report,
 )
+from sb3_qac.study.callbacks import StatusCallback
 
 PONG = "PongNoFrameskip-v4"
+CONTENDERS = contenders_of(PONG)
+# With one environment the rollout is smaller than the minibatch
+ONE_ENVIRONMENT = pytest.mark.filterwarnings("ignore:`batch_size` is", "ignore:You have specified a mini-batch size")
 
 
-@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
-def test_every_contender_is_measured(contender):
+@ONE_ENVIRONMENT
+@pytest.mark.parametrize(
+    ("algo", "variant", "n_steps"),
+    [("a2c", "stock", 5), ("qa2c", "bfloat16", 5), ("ppo", "float32", 128), ("qppo", "bfloat16", 64)],
+)
+def test_contenders_are_measured_with_the_rollouts_of_their_presets(algo, variant, n_steps):
+    contender = Contender(algo, variant)
     training = measure_training(contender, PONG, n_envs=1, seconds=0.1, device="cpu")
-    assert training["steps_per_second"] > 10 and training["peak_memory"] > 50
+    assert training["steps_per_second"] > 0 and training["peak_memory"] > 50
     parts = measure_parts(contender, PONG, n_envs=1, seconds=0.1, device="cpu")
-    assert parts["limit"] == pytest.approx(1000 * 5 / (parts["environments"] + parts["forward"] + parts["update"]))
+    assert parts["limit"] == pytest.approx(1000 * n_steps / (parts["environments"] + parts["forward"] + parts["update"]))
 
 
-def test_on_vectors_qa2c_is_compared_with_a2c():
-    contenders = contenders_of("CartPole-v1")
-    assert contenders == (BASELINE, CONTENDERS[1])
+def test_every_algorithm_is_compared_on_every_stack_of_atari(tmp_path):
+    assert [(contender.algo, contender.variant) for contender in CONTENDERS] == [
+        (algo, variant) for algo in ALGORITHMS for variant in VARIANTS
+    ]
+    assert len({contender.name for contender in CONTENDERS}) == len(CONTENDERS)
+    assert CONTENDERS[0].name == "A2C, SB3's environments" and CONTENDERS[-1].name == "QPPO, native, bfloat16"
+    stacks = [(run.native, run.dtype) for run in (contender.run(PONG, tmp_path) for contender in CONTENDERS[:3])]
+    assert stacks == [(False, None), (True, "float32"), (True, "bfloat16")]
+    # The settings of a study: this package's, and RL Zoo's for PPO
+    assert [Contender(algo).preset(PONG) for algo in ALGORITHMS] == ["sb3_qac's", "sb3_qac's", "RL Zoo's", "sb3_qac's"]
+    assert Contender("qppo").run(PONG, tmp_path, n_envs=3).hyperparams == {"n_envs": 3}
+    assert (command.ALGORITHMS, command.VARIANTS) == (ALGORITHMS, tuple(VARIANTS))
+
+
+def test_variants_of_a_study_are_contenders_too(tmp_path):
+    (contender,) = contenders_of("CartPole-v1", ["qppo-sampled"])
+    assert contender.name == "qppo-sampled, SB3's environments"
+    assert contender.run("CartPole-v1", tmp_path, 2).hyperparams == {"policy_gradient": "sampled", "n_envs": 2}
+
+
+def test_on_vectors_there_is_one_stack():
+    contenders = contenders_of("CartPole-v1", ["a2c", "qppo", "a2c"])
+    assert contenders == (Contender("a2c"), Contender("qppo"))
     measure = dict(env_id="CartPole-v1", n_envs=2, seconds=0.05, device="cpu")
     rows = [
         {"round": 0, "n_envs": 2, "contender": contender.name, **found(contender, **measure)}
@@ -49,16 +82,18 @@ def row(contender, round_, **figures):
 def test_table_compares_within_a_round_and_takes_medians(tmp_path):
     """Twice as fast in each round, though the machine was half as fast in the second and a third in the third."""
     rows = []
+    baseline, other = CONTENDERS[:2]
     for round_, machine in enumerate((1, 1 / 2, 1 / 3)):
-        for contender in CONTENDERS:
-            speed = 600 * machine * (1 if contender is BASELINE else 2)
+        for contender in (baseline, other):
+            speed = 600 * machine * (1 if contender is baseline else 2)
             rows.append(row(contender, round_, steps_per_second=speed, peak_memory=500 + round_))
             rows.append(row(contender, round_, limit=1200, environments=10, forward=20 + round_, update=30))
     report = dict(env_id=PONG, processor="CPU", cores=2, device="cpu", repeats=3, seconds=20, measurements=rows)
-    text = "\n".join(tables(report))
-    assert f"| {BASELINE.name} | 300 (200 - 600) | 1.00 (1.00 - 1.00) | 1200 | 25% | 501 MiB |" in text
-    assert f"| {CONTENDERS[2].name} | 600 (400 - 1200) | 2.00 (2.00 - 2.00) | 1200 | 50% | 501 MiB |" in text
-    assert f"| {BASELINE.name} | 10.0 | 21.0 | 30.0 |" in text
+    text = "\n".join(tables({**report, "presets": {baseline.name: "RL Zoo's"}}))
+    assert f"| {baseline.name} | RL Zoo's | 300 (200 - 600) | 1.00 (1.00 - 1.00) | 1200 | 25% | 501 MiB |" in text
+    # Earlier reports did not say whose settings they had
+    assert f"| {other.name} | - | 600 (400 - 1200) | 2.00 (2.00 - 2.00) | 1200 | 50% | 501 MiB |" in text
+    assert f"| {baseline.name} | 10.0 | 21.0 | 30.0 |" in text
     write_report(report, tmp_path / "folder" / "report.json")
     assert json.loads((tmp_path / "folder" / "report.json").read_text()) == report
 
@@ -66,11 +101,11 @@ def test_table_compares_within_a_round_and_takes_medians(tmp_path):
 def test_without_a_figure_for_memory_the_table_says_so(monkeypatch):
     """As on Windows, where Python has no ``resource``."""
     monkeypatch.setitem(sys.modules, "resource", None)
-    training = measure_training(BASELINE, PONG, n_envs=1, seconds=0.01, device="cpu")
+    training = measure_training(Contender("a2c"), "CartPole-v1", n_envs=1, seconds=0.01, device="cpu")
     assert set(training) == {"steps_per_second"}
     parts = dict(limit=1200, environments=10, forward=20, update=30)
-    rows = [row(contender, 0, **figures) for contender in CONTENDERS for figures in (training, parts)]
-    report = dict(env_id=PONG, processor="CPU", cores=2, device="cpu", repeats=1, seconds=20, measurements=rows)
+    rows = [row(Contender("a2c"), 0, **figures) for figures in (training, parts)]
+    report = dict(env_id="CartPole-v1", processor="CPU", cores=2, device="cpu", repeats=1, seconds=20, measurements=rows)
     assert "| not measured |" in "\n".join(tables(report))
 
 
@@ -83,17 +118,119 @@ def test_without_a_figure_for_memory_the_table_says_so(monkeypatch):
         (["--env", "Pendulum-v1"], "^benchmark: .*must be `gymnasium.spaces.Discrete`"),
         (["--repeats", "0"], "`repeats` must be a finite number, at least 1, but 0"),
         (["--n-envs", "16", "0"], "`n_envs` must be a finite number, at least 1, but 0"),
+        (["--algos", "a2c", "qpppo"], "There is no algorithm qpppo. There are .*qppo"),
+        (["--algos", "dqn"], "dqn cannot be measured: only on-policy"),
+        (["--until-return", "18", "--n-envs", "8", "16"], r"`n-envs` must be one number .*\[8, 16\]"),
+        (["--until-return", "18", "--steps", "0"], "`steps` must be a finite number, at least 1, but 0"),
+        (["--until-return", "18", "--eval-freq", "-5"], "`eval_freq` must be a finite number, at least 1, but -5"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_measured(arguments, message, monkeypatch):
-    monkeypatch.setattr("sb3_qac.study.benchmark.get_context", lambda method: pytest.fail("A measurement began"))
+    monkeypatch.setattr(benchmark, "get_context", lambda method: pytest.fail("A measurement began"))
+    monkeypatch.setattr(until_return, "run_study", lambda runs: pytest.fail("A training began"))
     with pytest.raises(SystemExit, match=message):
         main(["benchmark", *arguments])
 
 
 @pytest.mark.slow
+@ONE_ENVIRONMENT
 def test_benchmark_measures_everything_in_every_round():
-    report = run_benchmark(PONG, [1, 2], seconds=0.1, repeats=2, device="cpu")
-    assert len(report["measurements"]) == 2 * 2 * 2 * len(CONTENDERS)
+    contenders = contenders_of(PONG, ["a2c", "qppo"], ["stock", "bfloat16"])
+    report = run_benchmark(PONG, contenders, [1, 2], seconds=0.1, repeats=2, device="cpu")
+    assert len(report["measurements"]) == 2 * 2 * 2 * len(contenders)
     assert {(row["round"], row["n_envs"]) for row in report["measurements"]} == {(0, 1), (0, 2), (1, 1), (1, 2)}
-    assert "2 environments" in "\n".join(tables(report))
+    assert "2 environments" in "\n".join(tables(report)) and report["presets"][contenders[-1].name] == "sb3_qac's"
+
+
+# ---- until a return ----
+
+
+def test_trainings_stop_at_the_return_and_are_not_repeated(tmp_path, capsys):
+    settings = "--env CartPole-v1 --algos a2c qppo --steps 1500 --eval-freq 500 --eval-episodes 2 --seeds 3"
+    command = ["benchmark", *settings.split(), "--output", str(tmp_path / "b.json"), "--json", "--until-return"]
+    assert main([*command, "8"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads((tmp_path / "b.json").read_text())
+    assert {name: report[name] for name in ("env_id", "until_return", "steps")} == dict(
+        env_id="CartPole-v1", until_return=8, steps=1500
+    )
+    # No episode of CartPole has less than 8 steps, so the first evaluation stops the training
+    for measured in report["measurements"]:
+        assert measured["reached"] and measured["steps"] == 500 // 8 * 8 and measured["seed"] == 3
+        assert measured["seconds"] == pytest.approx(measured["training_seconds"] + measured["evaluation_seconds"])
+        assert measured["training_seconds"] > 0 < measured["evaluation_seconds"]
+    assert main([*command, "8"]) == 0
+    assert json.loads(capsys.readouterr().out)["measurements"] == report["measurements"]
+    # The trainings are a study's
+    assert (tmp_path / "b.runs" / "stock" / "qppo_seed-3" / "run.json").is_file()
+    with pytest.raises(SystemExit, match=r"other settings in .*`stop_return` is 9\.0, and was 8\.0.*`--output`"):
+        main([*command, "9"])
+
+
+def test_a_training_that_failed_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(until_return, "run_study", lambda runs: {runs[0].folder: "ValueError: broken"})
+    with pytest.raises(SystemExit, match=r"^benchmark: .*qppo_seed-0 failed: ValueError: broken"):
+        main(
+            [
+                "benchmark",
+                "--env",
+                "CartPole-v1",
+                "--algos",
+                "qppo",
+                "--until-return",
+                "9",
+                "--output",
+                str(tmp_path / "b.json"),
+            ]
+        )
+
+
+def test_what_was_not_reached_counts_as_infinite():
+    figures = dict(training_seconds=30.0, evaluation_seconds=10.0, seconds=40.0)
+    rows = [
+        *({"contender": "A", "reached": steps < 4000, "steps": steps, **figures} for steps in (1000, 3000, 4000)),
+        *({"contender": "B", "reached": steps < 4000, "steps": steps, **figures} for steps in (2000, 4000, 4000)),
+        {"contender": "C", "reached": True, "steps": 2000, **figures},
+    ]
+    report = dict(env_id="X", until_return=18.0, steps=4000, eval_freq=500, processor="CPU", cores=2, device="cpu")
+    text = "\n".join(until_return.tables({**report, "presets": dict.fromkeys("ABC", "RL Zoo's"), "measurements": rows}))
+    seconds = " | ".join(f"{x:.1f} ({x:.1f} - not reached)" for x in (30, 10, 40))
+    assert f"| A | RL Zoo's | 2 of 3 | 3,000 (1,000 - not reached) | {seconds} |" in text
+    assert "| B | RL Zoo's | 1 of 3 | - | - | - | - |" in text
+    assert "| C | RL Zoo's | 1 of 1 | 2,000 | 30.0 | 10.0 | 40.0 |" in text
+    assert "X until an evaluation returns 18, at most 4,000 steps" in text
+
+
+def test_the_time_of_evaluations_is_told_from_that_of_training(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("sb3_qac.study.callbacks.time", SimpleNamespace(monotonic=lambda: now[0]))
+    evaluation = SimpleNamespace(evaluations_timesteps=[], evaluations_results=[])
+
+    def callback(n_steps):
+        made = StatusCallback(tmp_path / "status.json", evaluation)
+        made.model = SimpleNamespace(num_timesteps=n_steps, _total_timesteps=10)
+        made._on_training_start()
+        return made
+
+    def evaluate():
+        evaluation.evaluations_timesteps.append(1)
+        evaluation.evaluations_results.append([1.0])
+
+    status = callback(0)
+    for seconds, event in ((1, "step"), (3, "evaluation"), (6, "update"), (2, "evaluation"), (1, "step")):
+        now[0] += seconds
+        if event == "evaluation":
+            evaluate()
+        status._on_rollout_start() if event == "update" else status._on_step()
+    status.write(finished=False)
+    written = json.loads((tmp_path / "status.json").read_text())
+    assert (written["seconds"], written["evaluation_seconds"]) == (13, 3 + 2)
+    # Resumed, after a pause
+    now[0] += 100
+    status = callback(5)
+    now[0] += 4
+    evaluate()
+    status._on_step()
+    status.write(finished=True)
+    written = json.loads((tmp_path / "status.json").read_text())
+    assert (written["seconds"], written["evaluation_seconds"]) == (13 + 4, 5 + 4)

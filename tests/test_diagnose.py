@@ -1,28 +1,32 @@
 """What diagnoses say of estimators and of critics, where the answer is known."""
 
+import copy
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_qac import QA2C
+from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.common.returns import discounted_returns
-from sb3_qac.study.diagnose import (
-    ALL_ACTION,
-    ESTIMATORS,
-    GradientMoments,
-    diagnose_model,
-    diagnose_run,
-    judge_critic,
-    tables,
-)
+from sb3_qac.resume.state import get_state, set_state
+from sb3_qac.study import diagnose
+from sb3_qac.study.branching import Branches, horizon_of, judge_branches, play_all_actions, with_new_randomness
+from sb3_qac.study.diagnose import diagnose_model, diagnose_run, judge_critic, tables
+from sb3_qac.study.gradients import ESTIMATORS, GradientMoments, batch_of, estimators_of, gradient_of, scale_of
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.manager import environments_of
+from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION
 from sb3_qac.study.snapshots import normalize_as, points_of
+from tests.test_qa2c import parameters
+from tests.test_qppo import make_model, with_rollout
 
 
 def moments_of(gradients):
@@ -111,6 +115,37 @@ def test_a_run_is_diagnosed_at_its_start_and_end(tmp_path):
     assert result.returncode == 1 and "has no critic Q(s, a)" in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "estimator"),
+    [
+        (dict(beta=0.0), ALL_ACTION),
+        (dict(beta=1.0), "all-action, beta=1"),
+        (dict(beta=0.3, advantage_scale="critic"), "all-action, beta=0.3"),
+        (dict(policy_gradient="sampled"), A2C_WEIGHT),
+        (dict(policy_gradient="sampled", advantage_scale=None), A2C_WEIGHT),
+    ],
+)
+def test_an_estimator_is_the_actors_gradient_in_qppos_first_minibatch(arguments, estimator):
+    """With the critic's loss and the entropy left out; the KL divergence has no gradient there."""
+    only_the_actor = dict(ent_coef=0.0, vf_coef=0.0, max_grad_norm=None, policy_kwargs=dict(optimizer_class=th.optim.SGD))
+    model = with_rollout(make_model(batch_size=16, n_epochs=1, learning_rate=1.0, **only_the_actor, **arguments))
+    model.sigma = 5.0
+    next(model.rollout_buffer.get(16))
+    batch = batch_of(model, model.rollout_buffer._get_samples(np.arange(16)))
+    gradient = gradient_of(model, estimators_of(model)[estimator](batch) / scale_of(model, batch))
+    before = parameters(model).copy()
+    model.train()
+    np.testing.assert_allclose(before - parameters(model), gradient, rtol=1e-3, atol=1e-6)
+    assert gradient.abs().max() > 1e-3
+
+
+def test_qppo_is_diagnosed_with_its_own_beta():
+    result = diagnose_model(make_model(beta=0.25), n_rollouts=3)
+    assert list(result["estimators"]) == [*ESTIMATORS, "all-action, beta=0.25"]
+    assert result["scale"] > 0 and "branches" not in result
+    assert diagnose_model(QA2C("MlpPolicy", "CartPole-v1", device="cpu"), n_rollouts=3)["scale"] == 1
+
+
 def test_three_rollouts_are_the_fewest():
     model = QA2C("MlpPolicy", "CartPole-v1", seed=0, device="cpu")
     # With one left out, a gradient's square needs two others
@@ -142,3 +177,178 @@ def test_points_are_spread_from_the_first_to_the_last():
     snapshots = [Path(str(i)) for i in range(11)]
     assert points_of(snapshots, 3) == [Path("0"), Path("5"), Path("10")]
     assert points_of(snapshots[:2], 3) == snapshots[:2]
+
+
+# ---- every action played on purpose ----
+
+VALUES = np.random.default_rng(0).standard_normal((4, 3))
+
+
+class Contexts(gym.Env):
+    """What an action is worth depends on a context, which is drawn anew at each step whatever the action."""
+
+    observation_space, action_space = gym.spaces.Discrete(4), gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.context = int(self.np_random.integers(4))
+        return self.context, {}
+
+    def step(self, action):
+        reward = VALUES[self.context, action]
+        self.context = int(self.np_random.integers(4))
+        return self.context, reward, bool(self.np_random.random() < 0.2), False, {}
+
+
+def test_actions_played_on_purpose_differ_by_what_they_are_worth_and_by_nothing_else():
+    model = QA2C("MlpPolicy", make_vec_env(Contexts, 3, seed=0), seed=0, device="cpu")
+    branches = play_all_actions(model, n_states=10, n_repeats=2)
+    # A multiple of three environments
+    assert branches.returns.shape == (2, 12, 3) and branches.q_values.shape == branches.probs.shape == (12, 3)
+    worth = VALUES - VALUES[:, :1]
+    differences = branches.returns - branches.returns[..., :1]
+    contexts = [int(np.abs(worth - row).max(axis=1).argmin()) for row in differences[0]]
+    for of_repeat in differences:
+        np.testing.assert_allclose(of_repeat, worth[contexts], rtol=0, atol=1e-5)
+    with th.no_grad():
+        q_values, _ = model.policy.evaluate_all_actions(th.as_tensor(contexts))
+    np.testing.assert_allclose(branches.q_values, q_values, rtol=1e-5, atol=1e-6)
+    assert len(set(contexts)) > 1
+    # The rest of the episode has other luck in each repeat
+    assert (np.abs(branches.returns[0] - branches.returns[1]) > 1e-3).mean() > 0.8
+    # It is the same for all actions, so nothing of it is left in the differences
+    judged = judge_branches(branches)
+    pairs = [worth[contexts, i] - worth[contexts, j] for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert judged["halves"] == 1 and judged["return_difference"] == pytest.approx(np.sqrt(np.mean(np.square(pairs))), rel=1e-4)
+
+
+def minatar():
+    pytest.importorskip("minatar")
+    register_minatar_envs()
+    return make_vec_env("MinAtar/Breakout-v1", 2, seed=3)
+
+
+@pytest.mark.parametrize(
+    "make_env",
+    [
+        pytest.param(minatar, id="MinAtar"),
+        pytest.param(lambda: VecFrameStack(make_atari_env("BreakoutNoFrameskip-v4", 2, seed=3), 4), id="Atari"),
+        pytest.param(lambda: VecNormalize(make_vec_env("CartPole-v1", 2, seed=3)), id="normalised"),
+    ],
+)
+def test_a_state_is_played_from_again_and_again_and_stays_as_it_was(make_env):
+    rng = np.random.default_rng(0)
+    branched, other = make_env(), make_env()
+    before, purpose, after = (rng.integers(branched.action_space.n, size=(n, 2)) for n in (15, 40, 15))
+    for env in (branched, other):
+        env.reset()
+        for actions in before:
+            env.step(actions)
+    state, played = get_state(branched), []
+    for seed in (1, 1, 2):
+        set_state(branched, with_new_randomness(state, np.random.default_rng(seed)))
+        played.append([branched.step(actions) for actions in purpose])
+    # The same seed shows the same game
+    for (obs, rewards, dones, _), (same_obs, same_rewards, same_dones, _) in zip(*played[:2], strict=True):
+        np.testing.assert_array_equal(obs, same_obs)
+        assert rewards.tolist() == same_rewards.tolist() and dones.tolist() == same_dones.tolist()
+    set_state(branched, copy.deepcopy(state))
+    for actions in after:
+        for one, two in zip(branched.step(actions)[:3], other.step(actions)[:3], strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_another_seed_gives_another_game():
+    env = minatar()
+    env.reset()
+    state, shown = get_state(env), []
+    for seed in (1, 2):
+        set_state(env, with_new_randomness(state, np.random.default_rng(seed)))
+        shown.append([env.step([0, 0])[0] for _ in range(60)])
+    assert not np.array_equal(*shown)
+
+
+def branches_of(true_q, critic, probs, noise):
+    """:return: four repeats with independent noise"""
+    return Branches(critic, probs, true_q + noise * np.random.default_rng(1).standard_normal((4, *true_q.shape)))
+
+
+def test_slope_correlation_and_signs_tell_how_good_the_critic_is():
+    rng = np.random.default_rng(0)
+    n_states, n_actions = 500, 4
+    true_q, other_q = rng.standard_normal((2, n_states, n_actions))
+    probs = rng.dirichlet(np.ones(n_actions), n_states)
+    # The value of the state does not matter
+    level = 10 * rng.standard_normal((n_states, 1))
+    cases = [
+        (true_q + level, 1.0, 1.0),
+        (2 * true_q, 0.5, 1.0),
+        (other_q, 0.0, 0.0),
+        (-true_q, -1.0, -1.0),
+        # Half of its variance has nothing to do with the returns
+        (true_q + other_q, 0.5, np.sqrt(0.5)),
+    ]
+    for critic, slope, correlation in cases:
+        judged = judge_branches(branches_of(true_q, critic, probs, noise=1.0))
+        for name, expected in (("slope", slope), ("slope_improbable", slope), ("correlation", correlation)):
+            assert judged[name] == pytest.approx(expected, abs=5 * judged[f"{name}_error"])
+            assert judged[f"{name}_error"] < 0.1
+        # Differences of two values with variance 1
+        assert judged["return_difference"] == pytest.approx(np.sqrt(2), abs=5 * judged["return_difference_error"])
+    # Without noise every sign is right, or every one wrong
+    for critic, right in ((3 * true_q, 1.0), (-true_q, 0.0)):
+        judged = judge_branches(branches_of(true_q, critic, probs, noise=0.0))
+        assert judged["right_signs"] == judged["right_signs_improbable"] == right and judged["halves"] == 1
+    assert (judged["states"], judged["repeats"]) == (500, 4)
+
+
+def test_the_error_is_that_of_many_samples_of_states():
+    rng = np.random.default_rng(0)
+    slopes, errors = [], []
+    for _ in range(200):
+        true_q, critic = rng.standard_normal((2, 40, 3))
+        returns = (true_q + critic) + rng.standard_normal((2, 40, 3))
+        judged = judge_branches(Branches(critic, np.full((40, 3), 1 / 3), returns))
+        slopes.append(judged["slope"])
+        errors.append(judged["slope_error"])
+    assert np.mean(slopes) == pytest.approx(1, abs=0.05)
+    assert np.mean(errors) == pytest.approx(np.std(slopes), rel=0.2)
+
+
+def test_what_the_data_do_not_determine_is_not_a_number():
+    """No difference between actions; and all actions are probable."""
+    probs = np.full((5, 2), 0.5)
+    judged = judge_branches(Branches(np.zeros((5, 2)), probs, np.ones((2, 5, 2))))
+    assert all(np.isnan(judged[name]) for name in ("slope", "correlation", "right_signs", "halves", "slope_improbable"))
+
+
+def test_rewards_of_little_weight_are_left_out():
+    assert 0.99 ** horizon_of(0.99) <= 0.01 < 0.99 ** (horizon_of(0.99) - 1)
+    assert (horizon_of(0.0), horizon_of(1.0), horizon_of(0.9999)) == (1, 1000, 1000)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("n_states", "native"), [(0, True), (8, False)])
+def test_states_are_cloned_in_sb3s_environments(n_states, native, tmp_path, monkeypatch):
+    """The native ones can only play their actions again."""
+    (run,) = make_grid("pong", ["task1"], [0], tmp_path)
+    (Path(run.folder) / "snapshots").mkdir(parents=True)
+    (Path(run.folder) / "snapshots" / "0.zip").touch()
+    (Path(run.folder) / "run.json").write_text(json.dumps(vars(run)))
+
+    def environments(run):
+        assert run.native == native
+        raise Stop
+
+    monkeypatch.setattr(diagnose, "environments_of", environments)
+    with pytest.raises(Stop):
+        diagnose_run(Path(run.folder), n_states=n_states)
+
+
+@pytest.mark.parametrize(("argument", "least"), [("states", 0), ("repeats", 2)])
+def test_numbers_that_are_too_small_are_refused(argument, least, tmp_path):
+    with pytest.raises(ValueError, match=f"`{argument}` must be a finite number, at least {least}"):
+        diagnose_run(tmp_path, **{f"n_{argument}": least - 1})

@@ -40,13 +40,13 @@ BELOW = {
 }
 # A module of study imports those on floors below its own
 STUDY_FLOORS = [
-    {"benchmark", "catalogue", "records", "references", "run"},
-    {"callbacks", "snapshots", "statistics"},
+    {"branching", "catalogue", "records", "references", "run"},
+    {"callbacks", "gradients", "snapshots", "statistics"},
     {"analysis", "manager", "pack"},
     {"agents", "loading", "train"},
     {"diagnose", "grid", "video"},
-    {"report"},
-    {"ladder"},
+    {"benchmark", "report"},
+    {"ladder", "until_return"},
 ]
 
 

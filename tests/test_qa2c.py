@@ -1,6 +1,7 @@
 """The algorithm as a user of SB3 meets it: it runs, learns, repeats, saves and loads, and refuses what it cannot take."""
 
 import copy
+import functools
 import inspect
 import re
 import textwrap
@@ -20,7 +21,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
-from sb3_qac import QA2C
+from sb3_qac import QA2C, QPPO
 from sb3_qac.common.losses import all_action_policy_loss, critic_loss, negative_entropy, state_values
 from tests.envs import ScriptedEnv
 
@@ -30,6 +31,11 @@ ESTIMATORS = [
     pytest.param(dict(beta=1.0), id="beta"),
     pytest.param(dict(policy_gradient="sampled"), id="sampled"),
     pytest.param(dict(policy_gradient="sampled", baseline=True), id="sampled with baseline"),
+]
+# Both have the policies, and with them the checks of spaces
+ALGORITHMS = [
+    pytest.param(QA2C, id="QA2C"),
+    pytest.param(functools.partial(QPPO, n_steps=8, batch_size=8, n_epochs=1), id="QPPO"),
 ]
 
 
@@ -221,10 +227,11 @@ def test_set_parameters_restores_policy_and_optimizer(tmp_path):
     np.testing.assert_array_equal(parameters(model), saved)
 
 
-def test_callers_policy_kwargs_are_left_alone():
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_callers_policy_kwargs_are_left_alone(algorithm):
     """SB3's A2C writes its optimizer into the dict it was given, which a second model would then inherit."""
     policy_kwargs = dict(net_arch=[8])
-    QA2C("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs)
+    algorithm("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs)
     assert policy_kwargs == dict(net_arch=[8])
 
 
@@ -239,6 +246,7 @@ class SpacesEnv(gym.Env):
 VECTOR, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
     ("policy", "observation_space", "action_space", "message"),
     [
@@ -252,14 +260,15 @@ VECTOR, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
         pytest.param(ActorCriticPolicy, VECTOR, TWO, "no Q-value head.*MlpPolicy", id="policy of A2C"),
     ],
 )
-def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observation_space, action_space, message):
+def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observation_space, action_space, message, algorithm):
     with pytest.raises(ValueError, match=message):
-        QA2C(policy, SpacesEnv(observation_space, action_space))
+        algorithm(policy, SpacesEnv(observation_space, action_space))
 
 
-def test_images_are_asked_for_by_the_cnn_policy():
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_images_are_asked_for_by_the_cnn_policy(algorithm):
     with pytest.raises(AssertionError, match="MlpPolicy"):
-        QA2C("CnnPolicy", "CartPole-v1")
+        algorithm("CnnPolicy", "CartPole-v1")
 
 
 @pytest.mark.parametrize(
@@ -303,8 +312,9 @@ def test_non_finite_loss_keeps_the_last_good_update(bad):
     assert repr(model.policy.optimizer.state_dict()["state"]) in optimizer_state
 
 
-def test_gpu_is_only_advised_against_with_the_mlp_policy(monkeypatch):
-    model = QA2C("MlpPolicy", "CartPole-v1")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_gpu_is_only_advised_against_with_the_mlp_policy(algorithm):
+    model = algorithm("MlpPolicy", "CartPole-v1")
     model.device = th.device("cuda")
     with pytest.warns(UserWarning, match="primarily intended to run on the CPU"):
         model._maybe_recommend_cpu()
@@ -366,11 +376,13 @@ def test_numpy_integers_are_integers():
     assert QA2C("MlpPolicy", "CartPole-v1", n_steps=np.int64(3)).learn(6).num_timesteps == 6
 
 
-def test_supported_action_spaces_are_told_to_sb3(monkeypatch):
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_supported_action_spaces_are_told_to_sb3(algorithm, monkeypatch):
     """Which checks them last: with our own check, whose message says what to do, taken away."""
-    monkeypatch.setattr("sb3_qac.qa2c.qa2c.check_action_space", lambda action_space: None)
+    for module in ("qa2c.qa2c", "qppo.qppo"):
+        monkeypatch.setattr(f"sb3_qac.{module}.check_action_space", lambda action_space: None)
     with pytest.raises(AssertionError, match=r"only supports.*Discrete"):
-        QA2C("MlpPolicy", SpacesEnv(VECTOR, spaces.MultiBinary(2)))
+        algorithm("MlpPolicy", SpacesEnv(VECTOR, spaces.MultiBinary(2)))
 
 
 def test_saved_agent_of_before_the_parameters_were_in_a2c_s_order_loads():

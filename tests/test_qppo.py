@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +15,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -24,7 +24,7 @@ from sb3_qac.qppo import qppo
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import CheckpointError
 from tests.envs import ScriptedEnv
-from tests.test_qa2c import TWO, VECTOR, Rows, SpacesEnv, parameters
+from tests.test_qa2c import Rows, parameters
 from tests.test_zoo import python
 
 VARIANTS = [
@@ -423,19 +423,7 @@ def test_training_with_another_coefficient_is_not_resumed(tmp_path):
 # ---- bad input ----
 
 
-@pytest.mark.parametrize(
-    ("policy", "observation_space", "action_space", "message"),
-    [
-        pytest.param("MlpPolicy", VECTOR, VECTOR, r"Discrete.*Box.*PPO or SAC", id="continuous actions"),
-        pytest.param("MultiInputPolicy", VECTOR, TWO, "dict observations.*'MlpPolicy'", id="vector for MultiInputPolicy"),
-        pytest.param(ActorCriticPolicy, VECTOR, TWO, "no Q-value head.*MlpPolicy", id="policy of PPO"),
-    ],
-)
-def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observation_space, action_space, message):
-    with pytest.raises(ValueError, match=message):
-        QPPO(policy, SpacesEnv(observation_space, action_space))
-
-
+# Spaces that cannot be used: tests/test_qa2c.py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -444,10 +432,13 @@ def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observatio
         (dict(kl_coef=-0.5), "`kl_coef`.*-0.5"),
         (dict(beta="much"), "`beta`.*'much'"),
         (dict(max_grad_norm=-1), "`max_grad_norm`"),
+        (dict(max_grad_norm=float("nan")), "`max_grad_norm`.*nan"),
+        (dict(max_grad_norm="all"), "`max_grad_norm`.*'all'"),
         (dict(clip_range=-0.2), "`clip_range`"),
         (dict(gamma=1.1), "`gamma`.*between 0 and 1.*1.1"),
         (dict(gae_lambda=-0.1), "`gae_lambda`"),
         (dict(n_steps=0), "`n_steps` must be an integer, at least 1, but 0"),
+        (dict(n_steps=2.5), "`n_steps`.*2.5"),
         (dict(batch_size=2.5), "`batch_size`.*2.5"),
         (dict(n_epochs=True), "`n_epochs`.*True"),
         (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
@@ -482,6 +473,20 @@ def test_constructor_takes_the_arguments_of_ppo_in_its_order():
     assert positional == list(ppo)[: len(positional)]
     without = {"use_sde", "sde_sample_freq", "clip_range_vf", "normalize_advantage"}
     assert set(mine) == set(ppo) - without | {"kl_coef", "beta", "policy_gradient", "advantage_scale"}
+    assert re.findall(r":param (\w+):", QPPO.__doc__) == list(mine)
+
+
+def test_numpy_integers_are_integers():
+    numbers = dict(n_steps=np.int64(4), batch_size=np.int32(4), n_epochs=np.int16(1))
+    assert make_model(**numbers).learn(8).num_timesteps == 8
+
+
+def test_gradients_are_not_clipped_without_a_limit(tmp_path):
+    unlimited, large, small = (parameters(make_model(max_grad_norm=limit).learn(32)) for limit in (None, 1e9, 1e-3))
+    np.testing.assert_array_equal(unlimited, large)
+    assert not np.array_equal(unlimited, small)
+    make_model(max_grad_norm=None).save(tmp_path / "model")
+    assert QPPO.load(tmp_path / "model").max_grad_norm == math.inf
 
 
 def test_train_command_of_rl_zoo(tmp_path):

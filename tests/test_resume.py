@@ -45,7 +45,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from wandb.integration.sb3 import WandbCallback
 
-from sb3_qac import QA2C, REINFORCE, zoo
+from sb3_qac import QA2C, QPPO, REINFORCE, zoo
 from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_id
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
@@ -89,7 +89,7 @@ def make_model(algorithm, folder=None, env_id="CartPole-v1", n_envs=4, normalize
     env = VecNormalize(env) if normalize else env
     tensorboard_log = None if folder is None else str(folder / "tensorboard")
     arguments = dict(n_steps=8, learning_rate=1e-3, seed=0, device="cpu", tensorboard_log=tensorboard_log)
-    if algorithm is PPO:
+    if algorithm in (PPO, QPPO):
         arguments.update(batch_size=16, n_epochs=2)
     if algorithm is REINFORCE:
         del arguments["n_steps"]
@@ -146,7 +146,7 @@ def read_monitor(path):
     return [row[:2] for row in csv.reader(path.read_text().splitlines()[2:])]
 
 
-@pytest.mark.parametrize("algorithm", [QA2C, REINFORCE, A2C, PPO])
+@pytest.mark.parametrize("algorithm", [QA2C, QPPO, REINFORCE, A2C, PPO])
 def test_a_training_goes_on_exactly(algorithm, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     # The second and the third interruption come before the next checkpoint
@@ -920,7 +920,7 @@ def test_a_signal_inside_a_write_to_stderr_is_no_error(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "stack", "seed"), [("qa2c", "native", 0), ("a2c", "stock", 1)])
+@pytest.mark.parametrize(("algo", "stack", "seed"), [("qa2c", "native", 0), ("a2c", "stock", 1), ("qppo", "native", 2)])
 def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
     """The short version of kill_and_resume.py: two kills at random moments, some inside the writing of a checkpoint."""
     seconds = run_to_the_end(algo, stack, tmp_path / "reference", 2000)

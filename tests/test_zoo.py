@@ -140,12 +140,14 @@ def test_training_goes_on_from_a_saved_agent(trained):
 
 
 @pytest.mark.slow
-def test_one_optimisation_trial(tmp_path):
+@pytest.mark.parametrize("algo", ["qa2c", "qppo"])
+def test_one_optimisation_trial(algo, tmp_path):
+    train = ["-m", "rl_zoo3.train", "--algo", algo, "--env", "CartPole-v1"]
     study = ["--storage", "study.log", "--study-name", "study"]
     trials = ["-optimize", "--n-trials", 2, "--n-startup-trials", 1, "--n-evaluations", 1, "--no-optim-plots"]
-    python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 400, *study, *trials, cwd=tmp_path)
-    # What was found trains: the stored trial is converted to arguments of QA2C (RL Zoo takes number 0 for none)
-    printed = python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 200, "--eval-freq", -1, *study, "--trial-id", 1, cwd=tmp_path)
+    python(*train, "-n", 400, *study, *trials, cwd=tmp_path)
+    # What was found trains: the stored trial is converted to arguments (RL Zoo takes number 0 for none)
+    printed = python(*train, "-n", 200, "--eval-freq", -1, *study, "--trial-id", 1, cwd=tmp_path)
     assert "Loading from Optuna study" in printed and "max_grad_norm" in printed
 
 
@@ -194,6 +196,8 @@ def test_stock_a2c_takes_the_settings_it_is_compared_with(tmp_path):
 def test_doctor_finds_a_healthy_installation(tmp_path):
     findings = json.loads(python("-m", "sb3_qac", "doctor", "--json", cwd=tmp_path))
     assert [finding for finding in findings if not finding["ok"]] == []
+    found = {finding["what"]: finding["found"] for finding in findings}
+    assert all(f"{algo}.yml with" in found["presets"] and algo in found["RL Zoo"] for algo in zoo.ALGORITHMS)
 
 
 def test_doctor_says_that_the_hook_is_switched_off(monkeypatch, capsys):
@@ -336,7 +340,8 @@ def test_samples_of_qppos_search_space_are_arguments_of_the_algorithm():
 
 
 def test_qppo_has_presets_for_everything_that_qa2c_has():
-    assert entries("qa2c") and {name for _, name, _ in entries("qa2c")} == {name for _, name, _ in entries("qppo")}
+    """Also for the tasks without settings of their own: all Atari games, and the default."""
+    assert set(yaml.safe_load(zoo.presets("qppo").read_text())) == set(PRESETS)
 
 
 def test_presets_are_there_for_all_environments_that_the_readme_names():

@@ -18,7 +18,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecFrameStack
 
-from sb3_qac import QA2C
+from sb3_qac import QA2C, QPPO
 from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.resume import checkpoints
@@ -59,7 +59,7 @@ def train(algo: str, stack: str, folder: Path, n_steps: int) -> None:
         best_model_save_path=folder,
         verbose=0,
     )
-    algorithm = {"qa2c": QA2C, "a2c": A2C}[algo]
+    algorithm = {"qa2c": QA2C, "a2c": A2C, "qppo": QPPO}[algo]
     policy_kwargs = dict(features_extractor_kwargs=dict(features_dim=64))
     model = algorithm("CnnPolicy", env, LinearSchedule(1e-3, 1e-4, 1.0), seed=0, policy_kwargs=policy_kwargs, device="cpu")
     model.set_logger(configure(str(folder), ["csv", "json", "log", "tensorboard"]))
@@ -77,7 +77,7 @@ def write_result(model, folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algo", choices=("qa2c", "a2c"), default="qa2c")
+    parser.add_argument("--algo", choices=("qa2c", "a2c", "qppo"), default="qa2c")
     parser.add_argument("--stack", choices=("stock", "native"), default="stock")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=4000)

@@ -1,6 +1,7 @@
-"""``python -m sb3_qac benchmark``: the speed of training."""
+"""``python -m sb3_qac benchmark``: the speed of training, and the time to a return."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,22 +10,62 @@ import gymnasium as gym
 
 from sb3_qac.commands import HelpFormatter
 
+# `sb3_qac.study.benchmark.ALGORITHMS` and `VARIANTS`, without importing PyTorch
+ALGORITHMS, VARIANTS = ("a2c", "qa2c", "ppo", "qppo"), ("stock", "float32", "bfloat16")
+
 
 def add_parser(commands: Any) -> None:
     """:param commands: Subparsers to which the command is added"""
     benchmark = commands.add_parser(
         "benchmark",
-        help="measure the speed of training and compare it with A2C on SB3's environments",
+        help="measure the speed of training, or the time until a return is reached",
+        description="Measures environment steps per second, and the parts of a rollout and its update. With --until-return it "
+        "measures steps and seconds until an evaluation reaches that return. The settings are those that `study` gives.",
+        epilog="Example: python -m sb3_qac benchmark --env CartPole-v1 --until-return 475 --steps 200000 --seeds 0 1 2",
         formatter_class=HelpFormatter,
     )
     benchmark.add_argument(
         "--env", default="PongNoFrameskip-v4", help="environment: an Atari game, or a task with vectors such as CartPole-v1"
     )
-    benchmark.add_argument("--n-envs", type=int, nargs="+", default=[16], help="numbers of environments")
+    benchmark.add_argument(
+        "--algos",
+        nargs="+",
+        default=list(ALGORITHMS),
+        metavar="ALGO",
+        help="algorithms, as for `study`; the first is the baseline",
+    )
+    benchmark.add_argument(
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        default=list(VARIANTS),
+        help="for Atari: SB3's environments and network, or the native environments and the faster network in this precision",
+    )
+    benchmark.add_argument(
+        "--n-envs",
+        type=int,
+        nargs="+",
+        help="numbers of environments; default: 16, and with --until-return that of the preset",
+    )
     benchmark.add_argument("--seconds", type=float, default=20, help="duration of one measurement in seconds")
     benchmark.add_argument("--repeats", type=int, default=5, help="rounds in which everything is measured once")
     benchmark.add_argument("--device", default="cpu", help="PyTorch device")
     benchmark.add_argument("--output", type=Path, default=Path("benchmark.json"), help="JSON file to write")
+    benchmark.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    until = benchmark.add_argument_group("until a return")
+    until.add_argument(
+        "--until-return",
+        type=float,
+        metavar="RETURN",
+        help="train until an evaluation reaches this mean return; the trainings are kept in a folder beside the output "
+        "(benchmark.runs), and the same command resumes them",
+    )
+    until.add_argument(
+        "--steps", type=int, default=1_000_000, help="environment steps after which a training ends in any case"
+    )
+    until.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="seeds of each algorithm")
+    until.add_argument("--eval-freq", type=int, help="environment steps between two evaluations; default: a 20th of --steps")
+    until.add_argument("--eval-episodes", type=int, default=30, help="whole episodes in an evaluation, played in parallel")
     benchmark.set_defaults(run=run)
 
 
@@ -33,12 +74,45 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code
     """
-    from sb3_qac.study.benchmark import run_benchmark, tables, write_report
+    from sb3_qac.study import benchmark, until_return
 
+    module = benchmark if args.until_return is None else until_return
     try:
-        report = run_benchmark(args.env, args.n_envs, args.seconds, args.repeats, args.device)
+        report = measure(args)
     except (ValueError, gym.error.Error) as error:
         sys.exit(f"benchmark: {error}")
-    write_report(report, args.output)
-    print("\n".join(tables(report)))
+    except KeyboardInterrupt:
+        sys.exit("benchmark: interrupted" + ("." if args.until_return is None else "; the same command resumes it."))
+    benchmark.write_report(report, args.output)
+    print(json.dumps(report, indent=1) if args.json else "\n".join(module.tables(report)))
     return 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """
+    :param args: Command line
+    :return: the report
+    :raises ValueError: for a value that is not allowed, or if a training failed
+    """
+    from sb3_qac.common.allocator import keep_freed_memory
+    from sb3_qac.study.benchmark import contenders_of, run_benchmark
+    from sb3_qac.study.until_return import run_until_return
+
+    contenders = contenders_of(args.env, args.algos, args.variants)
+    if args.until_return is None:
+        return run_benchmark(args.env, contenders, args.n_envs or [16], args.seconds, args.repeats, args.device)
+    if args.n_envs is not None and len(args.n_envs) > 1:
+        raise ValueError(f"`n-envs` must be one number with --until-return, but {args.n_envs} was given.")
+    keep_freed_memory()
+    return run_until_return(
+        args.env,
+        contenders,
+        args.until_return,
+        args.output.with_suffix(".runs"),
+        args.seeds,
+        args.steps,
+        args.eval_freq,
+        None if args.n_envs is None else args.n_envs[0],
+        n_eval_episodes=args.eval_episodes,
+        device=args.device,
+    )

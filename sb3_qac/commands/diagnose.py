@@ -14,8 +14,9 @@ def add_parser(commands: Any) -> None:
     diagnose = commands.add_parser(
         "diagnose",
         help="measure estimators of the policy gradient, and the critic, on runs of a study",
-        description="For runs of QA2C, at several points of the training: the gradient of each estimator on the same "
+        description="For runs of QA2C and QPPO, at several points of the training: the gradient of each estimator on the same "
         "rollouts (variance, cosine to the all-action gradient, cost), and how well the critic distinguishes the actions. "
+        "With --states, every action is also played on purpose. "
         "The result is written to diagnosis.json in the folder of each run, for the report.",
         epilog="Example: python -m sb3_qac diagnose studies/pong/task1_seed-0 studies/pong/task1_seed-100",
         formatter_class=HelpFormatter,
@@ -23,6 +24,14 @@ def add_parser(commands: Any) -> None:
     diagnose.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a run, with its snapshots")
     diagnose.add_argument("--rollouts", type=int, default=200, help="rollouts at each point")
     diagnose.add_argument("--points", type=int, default=3, help="number of points, from the start to the end of the training")
+    diagnose.add_argument(
+        "--states",
+        type=int,
+        default=0,
+        help="number of visited states at each point from which every action is played, and the policy after it, to compare "
+        "the returns with Q; 0 for none. It takes up to STATES x REPEATS x actions x 459 environment steps (at gamma 0.99)",
+    )
+    diagnose.add_argument("--repeats", type=int, default=4, help="how often each action is played from each of these states")
     diagnose.add_argument("--threads", type=int, default=1, help="PyTorch threads")
     diagnose.add_argument("--json", action="store_true", help="print JSON instead of tables")
     diagnose.set_defaults(run=run)
@@ -38,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     results = {}
     try:
         for folder in args.folders:
-            results[folder.name] = diagnose_run(folder, args.rollouts, args.points, args.threads)
+            results[folder.name] = diagnose_run(folder, args.rollouts, args.points, args.threads, args.states, args.repeats)
     except ValueError as error:
         sys.exit(f"diagnose: {error}")
     if args.json:

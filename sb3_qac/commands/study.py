@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         metavar="ALGO",
         help="all-action, all-action-baseline, beta-loo (or the course documents' names: task1, task2, beta1), "
-        "algorithms of RL Zoo, or rungs of the ladder; default: a2c all-action all-action-baseline",
+        "qppo, qppo-sampled, algorithms of RL Zoo, or rungs of the ladder; default: a2c all-action all-action-baseline",
     )
     study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm; default: 0 100")
     study.add_argument("--steps", type=int, help="environment steps of each run; default: as in the preset")

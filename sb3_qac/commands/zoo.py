@@ -1,4 +1,4 @@
-"""``python -m sb3_qac zoo``: RL Zoo's commands, with QA2C registered."""
+"""``python -m sb3_qac zoo``: RL Zoo's commands, with this package's algorithms registered."""
 
 import argparse
 import runpy
@@ -16,8 +16,9 @@ def add_parser(commands: Any) -> None:
     """:param commands: Subparsers to which the command is added"""
     zoo = commands.add_parser(
         "zoo",
-        help="run a command of RL Zoo with QA2C registered, even if the start-up hook is off",
-        description="Runs `python -m rl_zoo3.COMMAND ARGUMENTS` with QA2C registered, even if the start-up hook is off.",
+        help="run a command of RL Zoo with this package's algorithms registered, even if the start-up hook is off",
+        description="Runs `python -m rl_zoo3.COMMAND ARGUMENTS` with this package's algorithms registered, "
+        "even if the start-up hook is off.",
         epilog="Example: python -m sb3_qac zoo train --algo qa2c --env CartPole-v1 --progress",
     )
     zoo.add_argument("zoo_command", choices=ZOO_COMMANDS, metavar="COMMAND", help=", ".join(ZOO_COMMANDS))

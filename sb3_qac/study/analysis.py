@@ -41,6 +41,10 @@ COMPARISONS = {
     "which training amplifies.",
     ("beta-loo", "all-action"): " beta-loo corrects the critic's error on the action taken.",
     ("beta-loo", "a2c"): "",
+    ("qppo", "qppo-sampled"): " The two differ in the policy's gradient only: from all actions, or from the one taken.",
+    ("qppo", "ppo"): "",
+    ("qppo", "a2c"): "",
+    ("qppo", "all-action"): "",
 }
 
 
@@ -208,6 +212,12 @@ def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
         yield (
             "Where the critic predicts a difference of 1 between actions, the returns that followed differ by "
             f"{_resolved([x['critic'] for x in points], 'slope', 0.5)}."
+        )
+    played = [x["branches"] for x in points if "branches" in x]
+    if played:
+        yield (
+            "Where every action was played from the same states, a difference of 1 between two actions in Q is one in their "
+            f"returns of {_resolved(played, 'slope', 0.5)}."
         )
     entropies = {
         group: [record.figures["entropy"] for record in records if record.finished and "entropy" in record.figures]

@@ -1,8 +1,9 @@
 """
-The speed of training, and of each part alone: A2C and QA2C on SB3's environments, and for Atari QA2C on the native ones.
+The speed of training, and of each part alone: algorithms with the settings that a study gives them, for Atari on SB3's
+environments and on the native ones.
 
 Every measurement runs in its own process, so that its memory can be measured too. Measurements are interleaved in rounds, and
-a contender is compared with A2C in the same round, because other load on the machine slows both.
+a contender is compared with the first one in the same round, because other load on the machine slows both.
 """
 
 import contextlib
@@ -10,9 +11,10 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,79 +23,109 @@ import gymnasium as gym
 import numpy as np
 import stable_baselines3
 import torch as th
-from stable_baselines3 import A2C
-from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import obs_as_tensor
-from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
 from tqdm.auto import tqdm
 
+from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checks import check_action_space, check_number
-from sb3_qac.common.env_util import make_ale_vec_env
-from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
+from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
-from sb3_qac.qa2c import QA2C
+from sb3_qac.study.callbacks import ConstantWeightsCallback
+from sb3_qac.study.grid import make_grid
+from sb3_qac.study.manager import config_of, is_resumable, model_of
+from sb3_qac.study.run import Run
+from sb3_qac.zoo import register
 
-N_STEPS = 5
+# Of an Atari game: SB3's environments and network, or the native environments and `LeanNatureCNN` in one of two precisions
+VARIANTS: dict[str, dict[str, Any]] = {
+    "stock": dict(native=False, dtype=None),
+    "float32": dict(native=True, dtype="float32"),
+    "bfloat16": dict(native=True, dtype="bfloat16"),
+}
+# The first one is the baseline
+ALGORITHMS = ("a2c", "qa2c", "ppo", "qppo")
+# Rollouts shorter than this are measured several at a time
+MIN_STEPS = 100
 
 
 @dataclass(frozen=True)
 class Contender:
     """
-    :param name: Name in the table
-    :param algorithm: Algorithm that trains
-    :param native: Whether it uses the environments in C++
-    :param dtype: Precision of ``LeanNatureCNN``; None for SB3's ``NatureCNN``
+    :param algo: Algorithm, as for ``study --algos``; its settings are those of a study
+    :param variant: Environments and network of Atari games, one of ``VARIANTS``; "stock" for other tasks
     """
 
-    name: str
-    algorithm: type[OnPolicyAlgorithm]
-    native: bool
-    dtype: str | None
+    algo: str
+    variant: str = "stock"
 
-    def make_env(self, env_id: str, n_envs: int) -> VecEnv:
+    @property
+    def name(self) -> str:
+        """Name in tables."""
+        algo = self.algo.upper() if self.algo in ALGOS else self.algo
+        return f"{algo}, " + ("SB3's environments" if self.variant == "stock" else f"native, {self.variant}")
+
+    def run(self, env_id: str, folder: Path, n_envs: int | None = None, seed: int = 0, **settings: Any) -> Run:
         """
         :param env_id: Environment
-        :param n_envs: Number of environments
-        :return: Environments; for Atari games with stacked frames, channels first
+        :param folder: Folder for the run's folder
+        :param n_envs: Number of environments; None for that of the preset
+        :param seed: Seed
+        :param settings: Further settings of ``Run``
+        :return: the run of a study that trains it
+        :raises ValueError: if there is no such algorithm
         """
-        if not is_atari(gym.spec(env_id)):
-            return make_vec_env(env_id, n_envs, seed=0)
-        if self.native:
-            return VecFrameStack(make_ale_vec_env(env_id, n_envs, seed=0), 4)
-        return VecTransposeImage(VecFrameStack(make_atari_env(env_id, n_envs, seed=0), 4))
+        settings = {"wandb": "disabled", **VARIANTS[self.variant], **settings}
+        (run,) = make_grid(env_id, [self.algo], [seed], folder, **settings)
+        return run if n_envs is None else replace(run, hyperparams={**run.hyperparams, "n_envs": n_envs})
 
-    def make_model(self, env_id: str, n_envs: int, device: str) -> OnPolicyAlgorithm:
+    def preset(self, env_id: str) -> str:
         """
         :param env_id: Environment
-        :param n_envs: Number of environments
-        :param device: PyTorch device
-        :return: Model with TensorFlow-style RMSprop, and otherwise the defaults of its algorithm
+        :return: whose settings it has
         """
-        policy_kwargs: dict[str, Any] = dict(optimizer_class=RMSpropTFLike, optimizer_kwargs=dict(alpha=0.99, eps=1e-5))
-        if self.dtype is not None:
-            policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(dtype=self.dtype))
-        env = self.make_env(env_id, n_envs)
-        policy = "CnnPolicy" if is_atari(gym.spec(env_id)) else "MlpPolicy"
-        return self.algorithm(policy, env, n_steps=N_STEPS, policy_kwargs=policy_kwargs, seed=0, device=device)  # type: ignore[call-arg]
+        run = self.run(env_id, Path())
+        return "RL Zoo's" if config_of(run.algo, env_id) is None else "sb3_qac's"
 
 
-BASELINE = Contender("A2C, SB3's environments", A2C, native=False, dtype=None)
-CONTENDERS = (
-    BASELINE,
-    Contender("QA2C, SB3's environments", QA2C, native=False, dtype=None),
-    Contender("QA2C, native, float32", QA2C, native=True, dtype="float32"),
-    Contender("QA2C, native, bfloat16", QA2C, native=True, dtype="bfloat16"),
-)
-
-
-def contenders_of(env_id: str) -> tuple[Contender, ...]:
+def contenders_of(
+    env_id: str, algos: Sequence[str] = ALGORITHMS, variants: Sequence[str] = tuple(VARIANTS)
+) -> tuple[Contender, ...]:
     """
     :param env_id: Environment
-    :return: The contenders that can be measured on it
+    :param algos: Algorithms
+    :param variants: Variants of Atari games
+    :return: The contenders
+    :raises ValueError: if there is no such algorithm, or an Atari game skips frames itself
     """
-    return CONTENDERS if is_atari(gym.spec(env_id)) else tuple(contender for contender in CONTENDERS if not contender.native)
+    # Also for the environments of MinAtar
+    register()
+    if is_atari(gym.spec(env_id)):
+        game_arguments(gym.spec(env_id))
+    else:
+        variants = ["stock"]
+    contenders = tuple(dict.fromkeys(Contender(algo, variant) for algo in algos for variant in variants))
+    for contender in contenders:
+        contender.run(env_id, Path())
+    return contenders
+
+
+@contextlib.contextmanager
+def contender_model(contender: Contender, env_id: str, n_envs: int, device: str) -> Iterator[OnPolicyAlgorithm]:
+    """
+    :param contender: The contender
+    :param env_id: Environment
+    :param n_envs: Number of environments
+    :param device: PyTorch device
+    :return: within it, its model after a first update
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        model_of(contender.run(env_id, Path(folder), n_envs, device=device)) as model,
+    ):
+        assert isinstance(model, OnPolicyAlgorithm)
+        yield model.learn(model.n_steps * n_envs)
 
 
 def measure_training(contender: Contender, env_id: str, n_envs: int, seconds: float, device: str) -> dict[str, float]:
@@ -106,15 +138,13 @@ def measure_training(contender: Contender, env_id: str, n_envs: int, seconds: fl
     :return: ``steps_per_second`` of the environments, learning included, and ``peak_memory`` of the process in MiB (not on
         Windows)
     """
-    model = contender.make_model(env_id, n_envs, device)
-    rollout = n_envs * N_STEPS
-    model.learn(rollout)
+    with contender_model(contender, env_id, n_envs, device) as model:
+        steps = n_envs * model.n_steps * max(MIN_STEPS // model.n_steps, 1)
 
-    def learn() -> None:
-        model.learn(20 * rollout, reset_num_timesteps=False)
+        def learn() -> None:
+            model.learn(steps, ConstantWeightsCallback(), reset_num_timesteps=False)
 
-    per_call = _seconds_per_call(learn, seconds)
-    return {"steps_per_second": 20 * rollout / per_call, **_peak_memory()}
+        return {"steps_per_second": steps / _seconds_per_call(learn, seconds), **_peak_memory()}
 
 
 def measure_parts(contender: Contender, env_id: str, n_envs: int, seconds: float, device: str) -> dict[str, float]:
@@ -126,34 +156,33 @@ def measure_parts(contender: Contender, env_id: str, n_envs: int, seconds: float
     :param n_envs: Number of environments
     :param seconds: For how long to measure each part
     :param device: PyTorch device
-    :return: milliseconds of one update: ``environments`` (all steps of a rollout), ``forward`` (one pass for each step and one
-        for the last value), ``update`` (forward, backward and optimizer on the whole rollout); and the ``limit`` that these
+    :return: milliseconds of one rollout and its update: ``environments`` (all steps), ``forward`` (one pass for each step and
+        one for the last value), ``update`` (forward, backward and optimizer, in all epochs); and the ``limit`` that these
         parts set, in steps per second
     """
-    model = contender.make_model(env_id, n_envs, device)
-    model.learn(n_envs * N_STEPS)
-    env, policy, obs = model.env, model.policy, model._last_obs
-    assert env is not None
     rng = np.random.default_rng(0)
+    with contender_model(contender, env_id, n_envs, device) as model:
+        env, policy, obs = model.env, model.policy, model._last_obs
+        assert env is not None
 
-    def step() -> None:
-        env.step(rng.integers(env.action_space.n, size=n_envs))  # type: ignore[attr-defined]
+        def step() -> None:
+            env.step(rng.integers(env.action_space.n, size=n_envs))  # type: ignore[attr-defined]
 
-    def forward() -> None:
-        with th.no_grad(), constant_weights(policy):
-            policy(obs_as_tensor(obs, model.device))[0].cpu()  # type: ignore[arg-type]
+        def forward() -> None:
+            with th.no_grad(), constant_weights(policy):
+                policy(obs_as_tensor(obs, model.device))[0].cpu()  # type: ignore[arg-type]
 
-    def update() -> None:
-        model.train()
-        if model.device.type == "cuda":
-            th.cuda.synchronize()
+        def update() -> None:
+            model.train()
+            if model.device.type == "cuda":
+                th.cuda.synchronize()
 
-    milliseconds = {
-        "environments": 1e3 * N_STEPS * _seconds_per_call(step, seconds),
-        "forward": 1e3 * (N_STEPS + 1) * _seconds_per_call(forward, seconds),
-        "update": 1e3 * _seconds_per_call(update, seconds),
-    }
-    return {**milliseconds, "limit": 1e3 * n_envs * N_STEPS / sum(milliseconds.values())}
+        milliseconds = {
+            "environments": 1e3 * model.n_steps * _seconds_per_call(step, seconds),
+            "forward": 1e3 * (model.n_steps + 1) * _seconds_per_call(forward, seconds),
+            "update": 1e3 * _seconds_per_call(update, seconds),
+        }
+        return {**milliseconds, "limit": 1e3 * n_envs * model.n_steps / sum(milliseconds.values())}
 
 
 def _seconds_per_call(call: Callable[[], None], seconds: float) -> float:
@@ -181,43 +210,62 @@ def _peak_memory() -> dict[str, float]:
     return {"peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
 
 
-def run_benchmark(env_id: str, n_envs_list: list[int], seconds: float, repeats: int, device: str) -> dict[str, Any]:
+def run_benchmark(
+    env_id: str, contenders: Sequence[Contender], n_envs_list: Sequence[int], seconds: float, repeats: int, device: str
+) -> dict[str, Any]:
     """
     :param env_id: Environment
+    :param contenders: Result of ``contenders_of``
     :param n_envs_list: Numbers of environments to measure with
     :param seconds: Seconds of one measurement
     :param repeats: Rounds, in each of which everything is measured once
     :param device: PyTorch device
     :return: the machine, the settings, and the ``measurements``: one row each
-    :raises ValueError: if an Atari game skips frames itself, a number is too small, or actions are not discrete
+    :raises ValueError: if a number is too small, actions are not discrete, or an algorithm cannot be measured
     """
-    if is_atari(gym.spec(env_id)):
-        game_arguments(gym.spec(env_id))
     check_number("seconds", seconds, minimum=0.01)
     check_number("repeats", repeats, minimum=1)
     for n_envs in n_envs_list:
         check_number("n_envs", n_envs, minimum=1)
     with contextlib.closing(gym.make(env_id)) as env:
         check_action_space(env.action_space)
+    for contender in contenders:
+        if not is_resumable(ALGOS[contender.run(env_id, Path()).algo], {}):
+            raise ValueError(f"{contender.algo} cannot be measured: only on-policy algorithms without an LSTM can.")
     jobs = [
         (round_, n_envs, contender, measure)
         for n_envs in n_envs_list
         for round_ in range(repeats)
         for measure in (measure_training, measure_parts)
-        for contender in contenders_of(env_id)
+        for contender in contenders
     ]
     rows = []
     # A process for each measurement
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    with get_context("spawn").Pool(1, keep_freed_memory, maxtasksperchild=1) as pool:
         for round_, n_envs, contender, measure in tqdm(jobs, unit="measurement"):
             # The time is divided among the three parts
             time_of_each = seconds if measure is measure_training else seconds / 3
             result = pool.apply(measure, (contender, env_id, n_envs, time_of_each, device))
             rows.append({"round": round_, "n_envs": n_envs, "contender": contender.name, **result})
+    settings = {"env_id": env_id, "seconds": seconds, "repeats": repeats}
+    return {**settings, **machine_of(device), **presets_of(env_id, contenders), "measurements": rows}
+
+
+def presets_of(env_id: str, contenders: Sequence[Contender]) -> dict[str, dict[str, str]]:
+    """
+    :param env_id: Environment
+    :param contenders: Contenders
+    :return: ``presets``: whose settings each has, by its name
+    """
+    return {"presets": {contender.name: contender.preset(env_id) for contender in contenders}}
+
+
+def machine_of(device: str) -> dict[str, Any]:
+    """
+    :param device: PyTorch device
+    :return: the machine and the versions
+    """
     return {
-        "env_id": env_id,
-        "seconds": seconds,
-        "repeats": repeats,
         "device": th.cuda.get_device_name(0) if device.startswith("cuda") else "cpu",
         "processor": _processor(),
         "cores": th.get_num_threads(),
@@ -226,7 +274,6 @@ def run_benchmark(env_id: str, n_envs_list: list[int], seconds: float, repeats: 
             "torch": th.__version__,
             "stable_baselines3": stable_baselines3.__version__,
         },
-        "measurements": rows,
     }
 
 
@@ -243,34 +290,33 @@ def tables(report: dict[str, Any]) -> Iterator[str]:
     :param report: Result of ``run_benchmark``
     :return: Markdown, one table for each number of environments
     """
-    contenders = contenders_of(report["env_id"])
+    contenders = list(dict.fromkeys(row["contender"] for row in report["measurements"]))
+    presets = report.get("presets", {})
     yield "{env_id}, {processor}, {cores} threads, {device}, {repeats} rounds of {seconds:g} s".format(**report)
-    header = (
-        "contender | steps/s: median (min - max) | times A2C: median (min - max) | limit of its parts | reached | peak memory"
-    )
+    header = "contender | settings | steps/s: median (min - max) | times the first: median (min - max) | limit of its parts"
     for n_envs in sorted({row["n_envs"] for row in report["measurements"]}):
-        yield f"\n{n_envs} environments:\n\n| {header} |\n|---|---|---|---|---|---|"
+        yield f"\n{n_envs} environments:\n\n| {header} | reached | peak memory |\n{'|---' * 7}|"
         for contender in contenders:
             speeds, limits, memory = (
-                _column(report, n_envs, contender.name, key) for key in ("steps_per_second", "limit", "peak_memory")
+                _column(report, n_envs, contender, key) for key in ("steps_per_second", "limit", "peak_memory")
             )
-            baseline = _column(report, n_envs, BASELINE.name, "steps_per_second")
+            baseline = _column(report, n_envs, contenders[0], "steps_per_second")
             ratios = [speed / reference for speed, reference in zip(speeds, baseline, strict=True)]
             limit = statistics.median(limits)
             peak = f"{statistics.median(memory):.0f} MiB" if memory else "not measured"
             yield (
-                f"| {contender.name} | {statistics.median(speeds):.0f} ({min(speeds):.0f} - {max(speeds):.0f}) "
+                f"| {contender} | {presets.get(contender, '-')} "
+                f"| {statistics.median(speeds):.0f} ({min(speeds):.0f} - {max(speeds):.0f}) "
                 f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f}) "
                 f"| {limit:.0f} | {statistics.median(speeds) / limit:.0%} | {peak} |"
             )
-        yield "\nMilliseconds of one update, each part alone:\n"
+        yield "\nMilliseconds of one rollout and its update, each part alone:\n"
         yield "| contender | environments | forward | update |\n|---|---|---|---|"
         for contender in contenders:
             parts = [
-                statistics.median(_column(report, n_envs, contender.name, key))
-                for key in ("environments", "forward", "update")
+                statistics.median(_column(report, n_envs, contender, key)) for key in ("environments", "forward", "update")
             ]
-            yield f"| {contender.name} | " + " | ".join(f"{part:.1f}" for part in parts) + " |"
+            yield f"| {contender} | " + " | ".join(f"{part:.1f}" for part in parts) + " |"
 
 
 def _column(report: dict[str, Any], n_envs: int, contender: str, key: str) -> list[float]:

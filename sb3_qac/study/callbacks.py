@@ -47,12 +47,23 @@ class StatusCallback(BaseCallback):
     def _on_training_start(self) -> None:
         # Not in the constructor: a resume restores the earlier attributes of callbacks
         self.first_step = self.model.num_timesteps
-        self.before = read_json(self.path).get("seconds", 0.0) if self.first_step else 0.0
-        self.start = self.written = time.monotonic()
+        before = read_json(self.path) if self.first_step else {}
+        self.before, self.evaluation_seconds = before.get("seconds", 0.0), before.get("evaluation_seconds", 0.0)
+        self.start = self.written = self.last_step = time.monotonic()
+        self.n_evaluations = len(self.evaluation.evaluations_timesteps)
         self.write(finished=False)
 
+    def _on_rollout_start(self) -> None:
+        # The update before it is not part of an evaluation
+        self.last_step = time.monotonic()
+
     def _on_step(self) -> bool:
-        if time.monotonic() - self.written > 2:
+        now, n_evaluations = time.monotonic(), len(self.evaluation.evaluations_timesteps)
+        if n_evaluations > self.n_evaluations:
+            # With the step of the environments before it, which is short
+            self.evaluation_seconds += now - self.last_step
+        self.n_evaluations, self.last_step = n_evaluations, now
+        if now - self.written > 2:
             self.write(finished=False)
         return True
 
@@ -69,6 +80,7 @@ class StatusCallback(BaseCallback):
             "steps": self.model.num_timesteps,
             "total": self.model._total_timesteps,
             "seconds": self.before + seconds,
+            "evaluation_seconds": self.evaluation_seconds,
             "steps_per_second": (self.model.num_timesteps - self.first_step) / max(seconds, 1e-9),
             "training_return": self.training_return(),
             "last_evaluation": self.last_evaluation(),

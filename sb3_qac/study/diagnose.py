@@ -3,169 +3,37 @@ Measure estimators of the policy gradient on one model and the same rollouts: th
 how well the critic predicts the differences between actions.
 """
 
+import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
 from rich.console import Console
 from rich.progress import Progress
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.utils import explained_variance, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import write_atomically
-from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, state_values
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.qa2c import QA2C
+from sb3_qac.qppo import QPPO
+from sb3_qac.study.branching import judge_branches, play_all_actions
 from sb3_qac.study.callbacks import NoCallback
+from sb3_qac.study.gradients import GradientMoments, batch_of, estimators_of, gradient_of, scale_of
 from sb3_qac.study.loading import DIAGNOSIS_FILE
 from sb3_qac.study.manager import environments_of
-from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION
 from sb3_qac.study.run import read_run
 from sb3_qac.study.snapshots import normalize_as, points_of
 from sb3_qac.zoo import register
 
-# Number of blocks of rollouts, for standard errors
-N_BLOCKS = 10
-
-
-class Batch(NamedTuple):
-    """
-    The inputs of an actor loss, with the names of ``QA2C.train``.
-
-    :param q_values: ``Q(s, a)``, shape (batch_size, n_actions)
-    :param log_probs: ``log pi(a|s)``, shape (batch_size, n_actions)
-    :param values: ``V~(s)``, shape (batch_size, 1)
-    :param q_taken: ``Q(s_t, a_t)``, shape (batch_size, 1)
-    :param log_prob_taken: ``log pi(a_t|s_t)``, shape (batch_size, 1)
-    :param returns: n-step returns, shape (batch_size, 1)
-    """
-
-    q_values: th.Tensor
-    log_probs: th.Tensor
-    values: th.Tensor
-    q_taken: th.Tensor
-    log_prob_taken: th.Tensor
-    returns: th.Tensor
-
-
-# The first estimator is the reference for the others
-ESTIMATORS: dict[str, Callable[[Batch], th.Tensor]] = {
-    ALL_ACTION: lambda b: all_action_policy_loss(b.log_probs, b.q_values),
-    "all-action, baseline": lambda b: all_action_policy_loss(b.log_probs, b.q_values - b.values),
-    "all-action, beta=1": lambda b: (
-        all_action_policy_loss(b.log_probs, b.q_values) + sampled_policy_loss(b.log_prob_taken, b.returns - b.q_taken)
-    ),
-    "sampled": lambda b: sampled_policy_loss(b.log_prob_taken, b.q_taken),
-    "sampled, baseline": lambda b: sampled_policy_loss(b.log_prob_taken, b.q_taken - b.values),
-    "sampled, return (REINFORCE's weight)": lambda b: sampled_policy_loss(b.log_prob_taken, b.returns),
-    A2C_WEIGHT: lambda b: sampled_policy_loss(b.log_prob_taken, b.returns - b.values),
-}
-
-
-class GradientMoments:
-    """
-    Moments of the gradients of several estimators over rollouts, without keeping the gradients themselves.
-
-    :param names: Estimators, the first of which is the reference
-    :param n_rollouts: Number of rollouts that will be added. They are divided into blocks, for the standard errors.
-    """
-
-    def __init__(self, names: Sequence[str], n_rollouts: int) -> None:
-        self.names, self.n_rollouts = names, n_rollouts
-        self.n_blocks = min(N_BLOCKS, n_rollouts)
-        self.n_added = 0
-        self.counts = np.zeros(self.n_blocks)
-        # By estimator and block: sums of the gradients, and of quantities of single rollouts
-        self.sums: dict[str, list[th.Tensor | float]] = {name: [0.0] * self.n_blocks for name in names}
-        self.squares = {name: np.zeros(self.n_blocks) for name in names}
-        self.products = {name: np.zeros(self.n_blocks) for name in names}
-        self.differences = {name: np.zeros(self.n_blocks) for name in names}
-
-    def add(self, gradients: dict[str, th.Tensor]) -> None:
-        """
-        :param gradients: The gradient of each estimator on the same rollout, shape (n_parameters,) each
-        """
-        block = self.n_added * self.n_blocks // self.n_rollouts
-        self.n_added += 1
-        self.counts[block] += 1
-        reference = gradients[self.names[0]]
-        for name, gradient in gradients.items():
-            self.sums[name][block] += gradient
-            self.squares[name][block] += float(gradient @ gradient)
-            self.products[name][block] += float(gradient @ reference)
-            self.differences[name][block] += float((gradient - reference).norm() / reference.norm().clamp(min=1e-30))
-
-    def summary(self) -> dict[str, dict[str, float]]:
-        """
-        :return: by estimator:
-
-            * ``gradient_square``: squared norm of the expected gradient, without bias (it can come out negative)
-            * ``variance``: trace of the covariance of a rollout's gradient
-            * ``noise_to_signal``: ``variance`` divided by ``gradient_square``
-            * ``cosine``: between the expected gradient and the reference's
-            * ``difference``: norm of the difference to the reference's gradient on the same rollout, relative to the
-              latter's norm, mean over rollouts
-
-            and for each the standard error, with "_error" after its name, from leaving out blocks of rollouts in turn. Where
-            the expected gradient is less than two standard errors from 0, ratio and cosine are nan.
-        """
-        sums = {name: th.stack([th.as_tensor(block) for block in blocks]) for name, blocks in self.sums.items()}
-        # Products of the sums of any two blocks, shape (n_blocks, n_blocks)
-        with_itself, with_reference = (
-            {name: (blocks @ other(name).T).double().numpy(force=True) for name, blocks in sums.items()}
-            for other in (sums.__getitem__, lambda _: sums[self.names[0]])
-        )
-        summary = {}
-        for name in self.names:
-            figures = self._figures(name, with_itself, with_reference, np.ones(self.n_blocks))
-            without = [self._figures(name, with_itself, with_reference, kept) for kept in 1 - np.eye(self.n_blocks)]
-            errors = {
-                f"{figure}_error": float(np.sqrt((self.n_blocks - 1) * np.var([other[figure] for other in without])))
-                for figure in figures
-            }
-            summary[name] = {**figures, **errors}
-            if figures["gradient_square"] < 2 * errors["gradient_square_error"]:
-                # The gradient cannot be distinguished from 0
-                unknown = [figure for figure in summary[name] if figure.startswith(("noise_to_signal", "cosine"))]
-                summary[name].update(dict.fromkeys(unknown, np.nan))
-        return summary
-
-    def _figures(
-        self, name: str, with_itself: dict[str, np.ndarray], with_reference: dict[str, np.ndarray], kept: np.ndarray
-    ) -> dict[str, float]:
-        n, reference = self.counts @ kept, self.names[0]
-
-        def expected(of_sums: np.ndarray, of_rollouts: np.ndarray) -> float:
-            # Only pairs of different rollouts, so that the noise of a rollout is not squared
-            return float((kept @ of_sums @ kept - of_rollouts @ kept) / (n * (n - 1)))
-
-        square = expected(with_itself[name], self.squares[name])
-        product = expected(with_reference[name], self.products[name])
-        reference_square = expected(with_itself[reference], self.squares[reference])
-        variance = float(self.squares[name] @ kept / n) - square
-        return {
-            "gradient_square": square,
-            "variance": variance,
-            "noise_to_signal": variance / square if square > 0 else np.nan,
-            "cosine": product / np.sqrt(square * reference_square) if min(square, reference_square) > 0 else np.nan,
-            "difference": float(self.differences[name] @ kept / n),
-        }
-
-
-def gradient_of(model: QA2C, loss: th.Tensor) -> th.Tensor:
-    """
-    :param model: Model
-    :param loss: Loss of its policy
-    :return: gradient with respect to all parameters, shape (n_parameters,)
-    """
-    gradients = th.autograd.grad(loss, list(model.policy.parameters()), allow_unused=True, materialize_grads=True)
-    return th.cat([gradient.flatten() for gradient in gradients])
+# Algorithms with a critic Q(s, a) and an actor, by their names in RL Zoo
+DIAGNOSED = ("qa2c", "qppo")
 
 
 def judge_critic(q_values: np.ndarray, probs: np.ndarray, actions: np.ndarray, returns: np.ndarray) -> dict[str, float]:
@@ -222,22 +90,25 @@ def _ratio(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
         return float(x.sum() / y.sum()), float(np.sqrt((len(x) - 1) * np.var(without)))
 
 
-def diagnose_model(model: QA2C, n_rollouts: int) -> dict[str, Any]:
+def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_repeats: int = 4) -> dict[str, Any]:
     """
     Collect rollouts with a fixed model, and measure the estimators and the critic on them.
 
     :param model: Model with its environment
     :param n_rollouts: Number of rollouts, at least 3
-    :return: ``estimators`` (see ``GradientMoments.summary``, and milliseconds for a gradient) and ``critic`` (see
-        ``judge_critic``)
+    :param n_states: Number of states from which every action is played
+    :param n_repeats: How often each action is played
+    :return: ``estimators`` (see ``GradientMoments.summary``, and milliseconds for a gradient), ``scale`` (what their losses
+        are divided by), ``critic`` (see ``judge_critic``), and with states ``branches`` (see ``judge_branches``)
     """
     # An expected gradient needs two, and its error leaves out each in turn
     check_number("n_rollouts", n_rollouts, minimum=3)
     env, steps = model.env, model.num_timesteps
     assert env is not None
     _, callback = model._setup_learn(n_rollouts * model.n_steps * model.n_envs, callback=NoCallback())
-    moments = GradientMoments(list(ESTIMATORS), n_rollouts)
-    seconds = dict.fromkeys(ESTIMATORS, 0.0)
+    estimators, scale = estimators_of(model), None
+    moments = GradientMoments(list(estimators), n_rollouts)
+    seconds = dict.fromkeys(estimators, 0.0)
     kept: dict[str, list[np.ndarray]] = {name: [] for name in ("rewards", "starts", "actions", "q_values", "probs")}
     buffer = model.rollout_buffer
     for _ in range(n_rollouts):
@@ -247,16 +118,17 @@ def diagnose_model(model: QA2C, n_rollouts: int) -> dict[str, Any]:
         next(buffer.get(batch_size=None))
         data = buffer._get_samples(np.arange(model.n_steps * model.n_envs))
         with th.no_grad():
-            batch = _batch(model, data)
+            batch = batch_of(model, data)
+            scale = scale_of(model, batch) if scale is None else scale
         probs, actions = batch.log_probs.exp(), data.actions.long()
         kept["rewards"].append(rewards)
         kept["starts"].append(starts)
         for name, values in {"q_values": batch.q_values, "probs": probs, "actions": actions}.items():
             kept[name].append(values.numpy(force=True).reshape(model.n_envs, model.n_steps, -1).swapaxes(0, 1))
         gradients = {}
-        for name, estimator in ESTIMATORS.items():
+        for name, estimator in estimators.items():
             start = time.perf_counter()
-            gradients[name] = gradient_of(model, estimator(_batch(model, data)))
+            gradients[name] = gradient_of(model, estimator(batch_of(model, data)) / scale)
             seconds[name] += time.perf_counter() - start
         moments.add(gradients)
 
@@ -272,23 +144,18 @@ def diagnose_model(model: QA2C, n_rollouts: int) -> dict[str, Any]:
     # The last returns would depend on the critic that they are meant to judge
     judged = slice(0, max(len(returns) * 9 // 10, 1))
     critic = judge_critic(*(x[judged] for x in (history["q_values"], history["probs"], history["actions"], returns)))
-    estimators = moments.summary()
-    for name, figures in estimators.items():
+    summary = moments.summary()
+    for name, figures in summary.items():
         figures["milliseconds"] = 1000 * seconds[name] / n_rollouts
+    branches = judge_branches(play_all_actions(model, n_states, n_repeats)) if n_states else None
     return {
         "steps": steps,
         "n_rollouts": n_rollouts,
-        "estimators": {name: _without_nan(figures) for name, figures in estimators.items()},
+        "scale": scale,
+        "estimators": {name: _without_nan(figures) for name, figures in summary.items()},
         "critic": _without_nan(critic),
+        **({} if branches is None else {"branches": _without_nan(branches)}),
     }
-
-
-def _batch(model: QA2C, data: RolloutBufferSamples) -> Batch:
-    q_values, log_probs = model.policy.evaluate_all_actions(data.observations)
-    actions = data.actions.long()
-    values = state_values(log_probs.exp(), q_values).detach()
-    returns = data.returns.unsqueeze(1)
-    return Batch(q_values, log_probs, values, q_values.gather(1, actions), log_probs.gather(1, actions), returns)
 
 
 def _without_nan(figures: dict[str, float]) -> dict[str, float | None]:
@@ -296,22 +163,33 @@ def _without_nan(figures: dict[str, float]) -> dict[str, float | None]:
     return {name: figure if np.isfinite(figure) else None for name, figure in figures.items()}
 
 
-def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threads: int = 1) -> list[dict[str, Any]]:
+def diagnose_run(
+    folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threads: int = 1, n_states: int = 0, n_repeats: int = 4
+) -> list[dict[str, Any]]:
     """
     Diagnose a run of a study at several points of its training, from its snapshots. The result is written into its folder.
 
-    :param folder: Folder of a run of QA2C
+    :param folder: Folder of a run of QA2C or QPPO
     :param n_rollouts: Rollouts at each point
     :param n_points: Number of points, from the start to the end of the training
     :param n_threads: Threads for PyTorch
+    :param n_states: States at each point from which every action is played
+    :param n_repeats: How often each action is played
     :return: the result of ``diagnose_model`` at each point
-    :raises ValueError: if the folder has no run of QA2C with snapshots
+    :raises ValueError: if the folder has no run of QA2C or QPPO with snapshots
     """
     check_number("n_points", n_points, minimum=1)
     check_number("n_threads", n_threads, minimum=1)
+    check_number("states", n_states)
+    check_number("repeats", n_repeats, minimum=2)
     run = read_run(folder)
-    if run.algo != "qa2c":
-        raise ValueError(f"{folder} is a run of {run.algo}, which has no critic Q(s, a). Only qa2c can be diagnosed.")
+    if run.algo not in DIAGNOSED:
+        raise ValueError(
+            f"{folder} is a run of {run.algo}, which has no critic Q(s, a). Only {' and '.join(DIAGNOSED)} can be diagnosed."
+        )
+    if n_states:
+        # The state of the C++ environments cannot be cloned. SB3's have the same games
+        run = dataclasses.replace(run, native=False)
     snapshots = points_of(sorted((folder / "snapshots").glob("*.zip")), n_points)
     if not snapshots:
         raise ValueError(f"There are no snapshots in {folder}. `python -m sb3_qac study` keeps them.")
@@ -320,22 +198,27 @@ def diagnose_run(folder: Path, n_rollouts: int = 200, n_points: int = 3, n_threa
     set_random_seed(run.seed)
     with environments_of(run) as env, Progress(console=Console(stderr=True)) as progress:
         points = progress.track(snapshots, description=run.name)
-        results = [diagnose_snapshot(path, env, run.seed, n_rollouts) for path in points]
+        results = [diagnose_snapshot(path, env, run.algo, run.seed, n_rollouts, n_states, n_repeats) for path in points]
     write_atomically(folder / DIAGNOSIS_FILE, json.dumps(results, indent=1).encode())
     return results
 
 
-def diagnose_snapshot(path: Path, env: VecEnv, seed: int, n_rollouts: int) -> dict[str, Any]:
+def diagnose_snapshot(
+    path: Path, env: VecEnv, algo: str, seed: int, n_rollouts: int, n_states: int, n_repeats: int
+) -> dict[str, Any]:
     """
-    :param path: Snapshot of QA2C
+    :param path: Snapshot
     :param env: Environments
-    :param seed: Seed for them
+    :param algo: Algorithm, by its name in RL Zoo
+    :param seed: Seed for the environments
     :param n_rollouts: Number of rollouts
+    :param n_states: Number of states from which every action is played
+    :param n_repeats: How often each action is played
     :return: what ``diagnose_model`` gives
     """
     env.seed(seed)
     normalize_as(path, env)
-    return diagnose_model(QA2C.load(path, env=env), n_rollouts)
+    return diagnose_model(ALGOS[algo].load(path, env=env), n_rollouts, n_states, n_repeats)  # type: ignore[arg-type]
 
 
 def tables(results: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -362,6 +245,25 @@ def tables(results: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"| {_text(x, 'advantage_size', '.2g')} | {_text(x, 'return_scatter', '.2g')} | {_text(x, 'slope', '.2f')} "
             f"| {_text(x, 'slope_improbable', '.2f')} |"
         )
+    yield from _branch_table(results)
+
+
+def _branch_table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
+    with_branches = [result for result in results if "branches" in result]
+    if not with_branches:
+        return
+    yield ""
+    yield (
+        "| steps | states x repeats | differences of Q | of returns | slope | correlation | right signs | halves agree "
+        "| slope, improbable actions | right signs | halves agree |"
+    )
+    yield "|---" * 11 + "|"
+    for result in with_branches:
+        x = result["branches"]
+        sizes = [_text(x, name, ".2g") for name in ("q_difference", "return_difference")]
+        names = ("slope", "correlation", "right_signs", "halves", "slope_improbable", "right_signs_improbable")
+        cells = [_text(x, name, ".2f") for name in (*names, "halves_improbable")]
+        yield f"| {result['steps']:,} | {x['states']} x {x['repeats']} | {' | '.join([*sizes, *cells])} |"
 
 
 def _text(figures: dict[str, float | None], name: str, form: str) -> str:

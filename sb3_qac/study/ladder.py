@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import set_random_seed
 from sb3_qac.common.files import write_atomically
 from sb3_qac.study.callbacks import NoCallback
 from sb3_qac.study.catalogue import RUNGS
-from sb3_qac.study.diagnose import GradientMoments
+from sb3_qac.study.gradients import GradientMoments
 from sb3_qac.study.loading import NOISE_FILE, load_study
 from sb3_qac.study.manager import environments_of
 from sb3_qac.study.records import Record

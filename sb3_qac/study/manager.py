@@ -192,13 +192,23 @@ def environments_of(run: Run) -> Iterator[VecEnv]:
     :param run: Run of a study
     :return: within it, newly made training environments of the run
     """
+    with model_of(run) as model:
+        assert model.env is not None
+        yield model.env
+
+
+@contextlib.contextmanager
+def model_of(run: Run) -> Iterator[BaseAlgorithm]:
+    """
+    :param run: Run of a study
+    :return: within it, the newly made model of the run, with its training environments
+    """
     with tempfile.TemporaryDirectory() as scratch:
         manager = StudyManager(dataclasses.replace(run, folder=scratch, n_eval_episodes=1))
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 model, _ = manager.setup_experiment()  # type: ignore[misc]
-            assert model.env is not None
-            yield model.env
+            yield model
         finally:
             for env in manager.envs:
                 env.close()

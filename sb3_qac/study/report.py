@@ -18,10 +18,17 @@ from sb3_qac.study.statistics import pooled, standard_error
 # Line styles differ because two curves may be identical
 STYLES = ("-", "--", ":", "-.")
 # These groups always look the same, whatever else is drawn
-USUAL = ("a2c", "all-action", "all-action-baseline", "beta-loo")
+USUAL = ("a2c", "all-action", "all-action-baseline", "beta-loo", "qppo", "qppo-sampled")
 STOPPED = (
     " A thin line that ends in a dot is a run that stopped when it reached its return. From there on, its last evaluation "
     "enters the mean. Such runs are compared by the steps to that return: their last evaluation was selected for its return."
+)
+PLAYED = (
+    " Third table: every action was played from the same visited states, and the policy after it. Differences between two "
+    "actions of a state, in Q and in the discounted returns: their root mean squares, slope of the regression of the returns' "
+    "on Q's, correlation without the noise of the returns, share of pairs in which both have the same sign, and share in "
+    "which two halves of the returns have the same sign. Improbable actions have less than half of the uniform probability. "
+    "Standard errors are over states."
 )
 N_COLORS = 96
 
@@ -256,7 +263,8 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
             "gradient of the actor's loss, trace of its covariance over rollouts, their ratio, cosine to the all-action "
             "gradient, mean relative distance to it on the same rollout, milliseconds for one gradient. Second table: the "
             "critic against the discounted returns G that followed. Standard errors are over blocks of rollouts and over "
-            "environments.",
+            "environments."
+            + (PLAYED if any("branches" in point for record in diagnosed for point in record.diagnosis) else ""),
             "",
         ]
     for record in diagnosed:

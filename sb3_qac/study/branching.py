@@ -1,0 +1,201 @@
+"""
+How good a critic is for actions that the policy would not take. From states that the policy visits, every action is played on
+purpose, and the policy from then on. The returns of the actions are compared with their Q-values.
+
+The state of the environments is cloned, so that all actions start from the same state. Within a repeat they also share the
+random numbers of the environment and of the policy, so that luck cancels in the differences between them.
+"""
+
+import copy
+import math
+import random
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_qac.common.checks import check_integer
+from sb3_qac.common.torch_layers import constant_weights
+from sb3_qac.qa2c import QA2C
+from sb3_qac.qppo import QPPO
+from sb3_qac.resume.state import ObjectState, get_state, kind_of, set_state
+
+# Rewards that count less than this are left out, and in any case those after so many steps
+SMALLEST_WEIGHT, LONGEST_HORIZON = 0.01, 1000
+N_BOOTSTRAP = 1000
+GENERATOR, RANDOM_STATE, PYTHON_RANDOM = map(kind_of, (np.random.default_rng(), np.random.RandomState(), random.Random()))
+
+
+class Branches(NamedTuple):
+    """
+    :param q_values: ``Q(s, a)``, shape (n_states, n_actions)
+    :param probs: ``pi(a|s)``, shape (n_states, n_actions)
+    :param returns: Discounted return of each action and of the policy after it, shape (n_repeats, n_states, n_actions)
+    """
+
+    q_values: np.ndarray
+    probs: np.ndarray
+    returns: np.ndarray
+
+
+def play_all_actions(model: QA2C | QPPO, n_states: int, n_repeats: int, seed: int = 0) -> Branches:
+    """
+    Play every action from states that the policy visits. Rewards are those of the training, so they may be clipped or
+    normalised. A return ends with its episode or after a horizon. Nothing is bootstrapped.
+
+    :param model: Model with environments whose state can be taken
+    :param n_states: Number of states, rounded up to a multiple of the number of environments
+    :param n_repeats: How often each action is played, each time with other random numbers
+    :param seed: Seed of the random numbers, and of the moments at which states are taken
+    :return: Q-values and returns
+    :raises ValueError: if a number is too small, or the state of the environments cannot be taken
+    """
+    check_integer("n_states", n_states, minimum=1)
+    # The noise of the returns is estimated from two halves
+    check_integer("n_repeats", n_repeats, minimum=2)
+    env = model.env
+    assert env is not None
+    rng, horizon = np.random.default_rng(seed), horizon_of(model.gamma)
+    branches = []
+    obs = env.reset()
+    with constant_weights(model.policy):
+        for _ in range(math.ceil(n_states / env.num_envs)):
+            # At random moments, because episodes of the same length run in step
+            for _ in range(rng.integers(horizon)):
+                obs, _, _, _ = env.step(model.predict(obs)[0])  # type: ignore[assignment, arg-type]
+            state = get_state(env, "the environment")
+            with th.no_grad():
+                q_values, log_probs = model.policy.evaluate_all_actions(model.policy.obs_to_tensor(obs)[0])  # type: ignore[arg-type]
+            returns = np.zeros((n_repeats, *q_values.shape))
+            for repeat, repeat_seed in enumerate(rng.integers(2**31, size=n_repeats).tolist()):
+                for action in range(q_values.shape[1]):
+                    set_state(env, with_new_randomness(state, np.random.default_rng(repeat_seed)), "the environment")
+                    th.manual_seed(repeat_seed)
+                    returns[repeat, :, action] = return_of(model, env, action, horizon)
+            set_state(env, copy.deepcopy(state), "the environment")
+            branches.append(Branches(q_values.numpy(force=True), log_probs.exp().numpy(force=True), returns))
+    q_values, probs, all_returns = zip(*branches, strict=True)
+    return Branches(np.concatenate(q_values), np.concatenate(probs), np.concatenate(all_returns, axis=1))
+
+
+def horizon_of(gamma: float) -> int:
+    """
+    :param gamma: Discount factor
+    :return: Number of steps after which rewards are left out
+    """
+    if gamma == 0:
+        return 1
+    return LONGEST_HORIZON if gamma == 1 else min(math.ceil(math.log(SMALLEST_WEIGHT) / math.log(gamma)), LONGEST_HORIZON)
+
+
+def return_of(model: QA2C | QPPO, env: VecEnv, action: int, horizon: int) -> np.ndarray:
+    """
+    :param model: Model that plays after the first step
+    :param env: Environments
+    :param action: Action of the first step
+    :param horizon: Number of steps
+    :return: Discounted returns to the end of the episode or to the horizon, shape (n_envs,)
+    """
+    actions = np.full(env.num_envs, action)
+    returns, weights = np.zeros(env.num_envs), np.ones(env.num_envs)
+    for _ in range(horizon):
+        obs, rewards, dones, _ = env.step(actions)
+        returns += weights * rewards
+        weights *= model.gamma * np.logical_not(dones)
+        if not weights.any():
+            break
+        actions, _ = model.predict(obs)  # type: ignore[arg-type]
+    return returns
+
+
+def with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
+    """
+    :param state: Result of ``get_state``
+    :param rng: Generator of seeds; the same one gives the same state
+    :return: a copy of the state in which every random generator starts from a new seed
+    """
+    if isinstance(state, list) and state and isinstance(state[0], ObjectState):
+        return [with_new_randomness(item, rng) for item in state]
+    if not isinstance(state, ObjectState):
+        return copy.deepcopy(state)
+    seed = int(rng.integers(2**31))
+    if state.kind == GENERATOR and state.values["state"]["bit_generator"] == "PCG64":
+        return ObjectState(state.kind, {"state": np.random.default_rng(seed).bit_generator.state})
+    if state.kind == RANDOM_STATE:
+        return ObjectState(state.kind, {"state": np.random.RandomState(seed).get_state()})
+    if state.kind == PYTHON_RANDOM:
+        return ObjectState(state.kind, {"state": random.Random(seed).getstate()})
+    return ObjectState(state.kind, {name: with_new_randomness(value, rng) for name, value in state.values.items()})
+
+
+def judge_branches(branches: Branches) -> dict[str, float]:
+    """
+    Compare differences of Q-values with differences of returns, over all pairs of actions of a state.
+
+    :param branches: Result of ``play_all_actions``
+    :return: number of ``states`` and ``repeats``; and
+
+        * ``q_difference``, ``return_difference``: root mean square of the differences. The noise of the returns is removed
+          from the latter: it is the root of the mean product of the differences in two halves of the repeats.
+        * ``slope``: of the regression of the returns' differences on Q's, 1 if Q is right
+        * ``correlation``: between Q's differences and those of the expected returns, with the noise of the returns removed
+        * ``right_signs``: share of pairs in which Q prefers the action with the larger mean return
+        * ``halves``: share of pairs in which the two halves of the repeats prefer the same action, to compare
+          ``right_signs`` with
+
+        and slope, right signs and halves of the pairs with an improbable action, one with less than half of the uniform
+        probability, with "_improbable" after their name. Each has a standard error, with "_error" after its name, from a
+        bootstrap over states. Figures that the data do not determine are nan.
+    """
+    n_repeats, n_states, n_actions = branches.returns.shape
+    first, second = np.array(list(combinations(range(n_actions), 2)), dtype=int).reshape(-1, 2).T
+    improbable = branches.probs < 0.5 / n_actions
+    masks = {"": np.ones((n_states, len(first)), dtype=bool), "_improbable": improbable[:, first] | improbable[:, second]}
+    claimed, found, one_half, other_half = (
+        values[:, first] - values[:, second]
+        for values in (branches.q_values, *(branches.returns[repeats].mean(axis=0) for repeats in _halves_of(n_repeats)))
+    )
+    products = {
+        "pairs": np.ones_like(claimed),
+        "claimed": claimed**2,
+        "together": claimed * found,
+        "expected": one_half * other_half,
+        "unequal": found != 0,
+        "right": (found != 0) & (np.sign(claimed) == np.sign(found)),
+        "unequal_halves": (one_half != 0) & (other_half != 0),
+        "equal_signs": one_half * other_half > 0,
+    }
+    # Shape (n_bootstrap + 1, n_states): how often each state is in a sample; the first one is the data
+    rng = np.random.default_rng(0)
+    counts = np.vstack([np.ones(n_states), rng.multinomial(n_states, np.full(n_states, 1 / n_states), N_BOOTSTRAP)])
+    result: dict[str, float] = {"states": n_states, "repeats": n_repeats}
+    for suffix, mask in masks.items():
+        sums = {name: counts @ (values * mask).sum(axis=1) for name, values in products.items()}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            for name, samples in _figures(sums).items():
+                if suffix == "" or name in ("slope", "right_signs", "halves"):
+                    result[f"{name}{suffix}"] = float(samples[0])
+                    result[f"{name}{suffix}_error"] = float(np.std(samples[1:]))
+    return result
+
+
+def _halves_of(n_repeats: int) -> tuple[slice, slice, slice]:
+    """:return: all repeats, and two halves of them"""
+    return slice(None), slice(0, n_repeats // 2), slice(n_repeats // 2, n_repeats)
+
+
+def _figures(sums: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """
+    :param sums: Sums over the pairs of the states of each sample, shape (n_samples,) each
+    :return: the figures of ``judge_branches``, shape (n_samples,) each
+    """
+    return {
+        "q_difference": np.sqrt(sums["claimed"] / sums["pairs"]),
+        "return_difference": np.sqrt(sums["expected"] / sums["pairs"]),
+        "slope": sums["together"] / sums["claimed"],
+        "correlation": sums["together"] / np.sqrt(sums["claimed"] * sums["expected"]),
+        "right_signs": sums["right"] / sums["unequal"],
+        "halves": sums["equal_signs"] / sums["unequal_halves"],
+    }

@@ -1,0 +1,118 @@
+"""Environment steps and seconds that algorithms need to reach a return: a study of each, stopped at that return."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch as th
+
+from sb3_qac.common.checks import check_number
+from sb3_qac.common.files import read_json
+from sb3_qac.study.benchmark import Contender, machine_of, presets_of
+from sb3_qac.study.grid import run_study
+from sb3_qac.study.run import Run
+
+
+def run_until_return(
+    env_id: str,
+    contenders: Sequence[Contender],
+    goal: float,
+    folder: Path,
+    seeds: Sequence[int] = (0,),
+    n_timesteps: int = 1_000_000,
+    eval_freq: int | None = None,
+    n_envs: int | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """
+    Train each contender until an evaluation reaches a return. Called again, it resumes unfinished trainings, and repeats none.
+
+    :param env_id: Environment
+    :param contenders: Result of ``contenders_of``
+    :param goal: Mean return of an evaluation
+    :param folder: Folder for the trainings
+    :param seeds: Seeds of each contender
+    :param n_timesteps: Environment steps after which a training ends in any case
+    :param eval_freq: Environment steps between two evaluations; a 20th of all if None
+    :param n_envs: Number of environments; None for that of the preset
+    :param settings: Further settings of ``Run``
+    :return: the machine, the settings, and the ``measurements``: one row for each training
+    :raises ValueError: if a number is too small, or a training failed
+    """
+    check_number("steps", n_timesteps, minimum=1)
+    settings = {
+        "n_timesteps": n_timesteps,
+        "eval_freq": max(n_timesteps // 20, 1) if eval_freq is None else eval_freq,
+        "stop_return": goal,
+        "n_threads": th.get_num_threads(),
+        **settings,
+    }
+    # One seed of all after the other, because other load on the machine slows all
+    runs = {
+        (contender.name, seed): contender.run(env_id, folder / contender.variant, n_envs, seed, **settings)
+        for seed in seeds
+        for contender in contenders
+    }
+    failed = run_study(list(runs.values()))
+    if failed:
+        raise ValueError("; ".join(f"{run} failed: {reason}" for run, reason in failed.items()))
+    rows = [{"contender": name, "seed": seed, **measured(run)} for (name, seed), run in runs.items()]
+    asked = {"env_id": env_id, "until_return": goal, "steps": n_timesteps, "eval_freq": settings["eval_freq"]}
+    return {**asked, **machine_of(settings.get("device", "cpu")), **presets_of(env_id, contenders), "measurements": rows}
+
+
+def measured(run: Run) -> dict[str, Any]:
+    """
+    :param run: Finished run with a return at which it stops
+    :return: whether it ``reached`` that return, its ``last_return``, ``steps``, ``training_seconds``,
+        ``evaluation_seconds`` and the ``seconds`` of both
+    """
+    status = read_json(Path(run.folder, "status.json"))
+    last = (status["last_evaluation"] or {}).get("mean_return")
+    assert run.stop_return is not None
+    return {
+        "reached": last is not None and last >= run.stop_return,
+        "last_return": last,
+        "steps": status["steps"],
+        "training_seconds": status["seconds"] - status["evaluation_seconds"],
+        "evaluation_seconds": status["evaluation_seconds"],
+        "seconds": status["seconds"],
+    }
+
+
+def tables(report: dict[str, Any]) -> Iterator[str]:
+    """
+    :param report: Result of ``run_until_return``
+    :return: lines of a Markdown table
+    """
+    yield (
+        "{env_id} until an evaluation returns {until_return:g}, at most {steps:,} steps, evaluated every {eval_freq:,}. "
+        "{processor}, {cores} threads, {device}.\n".format(**report)
+    )
+    yield "| contender | settings | reached | steps: median (min - max) | seconds of training | of evaluations | of both |"
+    yield "|---|---|---|---|---|---|---|"
+    rows = report["measurements"]
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        of_contender = [row for row in rows if row["contender"] == name]
+        reached = [row for row in of_contender if row["reached"]]
+        cells = [
+            _spread([row[key] for row in reached], len(of_contender), ",.0f" if key == "steps" else ",.1f")
+            for key in ("steps", "training_seconds", "evaluation_seconds", "seconds")
+        ]
+        yield f"| {name} | {report['presets'][name]} | {len(reached)} of {len(of_contender)} | {' | '.join(cells)} |"
+
+
+def _spread(values: Sequence[float], n: int, form: str) -> str:
+    """
+    :param values: Values of those that reached the return
+    :param n: Number of all; the others count as infinite
+    :param form: Format
+    :return: median, minimum and maximum
+    """
+    known = sorted(values)
+    median = statistics.median([*known, *[float("inf")] * (n - len(known))])
+    if median == float("inf"):
+        return "-"
+    largest = f"{known[-1]:{form}}" if len(known) == n else "not reached"
+    return f"{median:{form}}" + (f" ({known[0]:{form}} - {largest})" if n > 1 else "")
