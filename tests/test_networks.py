@@ -97,6 +97,21 @@ def test_a_study_trains_the_network_of_stock_sb3(name, env_id, tmp_path):
         th.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_qppo_trains_images_with_the_adam_of_sb3_computed_faster(tmp_path):
+    preset = study_model("qppo", tmp_path, env_id=PONG)
+    sb3 = PPO("CnnPolicy", image_env(), n_steps=8, batch_size=8, learning_rate=preset.learning_rate)
+    assert type(preset.policy.optimizer) is type(sb3.policy.optimizer) is th.optim.Adam
+    fused = preset.policy.optimizer.defaults
+    assert fused == {**sb3.policy.optimizer.defaults, "fused": True}
+    weights = [th.nn.Parameter(th.linspace(-1, 1, 1001)) for _ in range(2)]
+    optimizers = th.optim.Adam([weights[0]], **fused), th.optim.Adam([weights[1]], **{**fused, "fused": None})
+    for step in range(3):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            weight.grad = th.linspace(-1e-3, 1e-2, 1001) ** (1 + 2 * step)
+            optimizer.step()
+    th.testing.assert_close(weights[0], weights[1], rtol=1e-6, atol=1e-7)
+
+
 def trunk_and_actor(model):
     return {name: shape for name, shape in shapes(model).items() if "value_net" not in name and "q_net" not in name}
 

@@ -97,6 +97,11 @@ def first_gradient(algorithm, rollout, **kwargs):
     model.max_grad_norm = math.inf
     model._setup_learn(10**6)
     model.rollout_buffer = copy.deepcopy(rollout)
+    if algorithm is QPPO:
+        with th.no_grad():
+            q_values, log_probs = model.policy.evaluate_all_actions(th.as_tensor(rollout.observations).flatten(0, 1))
+        model.rollout_buffer.log_probs = log_probs.unflatten(0, (8, 4)).numpy()
+        model.rollout_buffer.q_taken = q_values[:, :1].unflatten(0, (8, 4)).numpy()
     before = parameters(model).copy()
     model.train()
     return before - parameters(model)
@@ -135,8 +140,8 @@ def test_update_is_the_loss_of_the_formula(policy_gradient):
     np.random.seed(0)
     model.train()
 
-    np.random.seed(0)
     next(buffer.get(1))
+    np.random.seed(0)
     sigmas = []
     with th.no_grad():
         old_log_probs = by_hand.evaluate_all_actions(th.as_tensor(buffer.observations))[1]
@@ -172,6 +177,33 @@ def test_update_is_the_loss_of_the_formula(policy_gradient):
     np.testing.assert_allclose(parameters(model), mine, rtol=1e-5, atol=1e-6)
     assert model.sigma == pytest.approx(sigmas[-1].item(), rel=1e-5)
     assert model.logger.name_to_value["train/clip_fraction"] > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "env"),
+    [
+        pytest.param("MlpPolicy", lambda: gym.make("CartPole-v1"), id="vector"),
+        pytest.param("MultiInputPolicy", lambda: SimpleMultiObsEnv(random_start=True), id="dict"),
+    ],
+)
+def test_old_policy_is_that_of_the_rollout_for_all_actions(policy, env):
+    """Without another forward pass. `predict` in a callback does not disturb it."""
+    model = QPPO(policy, make_vec_env(env, n_envs=2), seed=0, device="cpu", **SMALL)
+    _, callback = model._setup_learn(10**6, lambda local, _: model.predict(local["new_obs"]) is not None)
+    buffer = model.rollout_buffer
+    model.collect_rollouts(model.env, callback, buffer, model.n_steps)
+    q_taken = buffer.swap_and_flatten(buffer.q_taken)
+    next(buffer.get(1))
+    with th.no_grad():
+        q_values, log_probs = model.policy.evaluate_all_actions(buffer._get_samples(np.arange(16)).observations)
+    np.testing.assert_allclose(buffer.log_probs, log_probs, rtol=1e-5)
+    np.testing.assert_allclose(q_taken, q_values.gather(1, th.as_tensor(buffer.actions).long()), rtol=1e-5, atol=1e-6)
+
+
+def test_callback_that_calls_the_policy_is_refused_with_the_cure():
+    model = make_model()
+    with pytest.raises(ValueError, match=r"called 16 times in a rollout of 8 steps.*`predict`"):
+        model.learn(16, lambda local, _: model.policy(local["obs_tensor"]) is not None)
 
 
 def test_kl_term_pulls_back_to_the_policy_of_the_rollout():
@@ -250,7 +282,7 @@ def test_last_smaller_minibatch_is_used():
 
     model.policy.evaluate_all_actions = evaluate_and_count
     model.learn(12)
-    assert sizes == [(8, False), (4, False)] + 3 * [(8, True), (4, True)]
+    assert sizes == 3 * [(8, True), (4, True)]
     assert {int(state["step"]) for state in model.policy.optimizer.state.values()} == {6}
 
 

@@ -1,4 +1,5 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -46,6 +47,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
 
     action_space: spaces.Discrete
     q_net: nn.Linear
+    # Within ``keep_evaluations``: what it returns
+    _evaluations: list[tuple[th.Tensor, th.Tensor]] | None = None
 
     def __init__(
         self,
@@ -126,8 +129,23 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         :return: action, value of the state (``V~``, shape (batch_size, 1)) and log probability of the action
         """
         distribution, q_values, log_probs = self._actor_critic(obs)
+        if self._evaluations is not None:
+            self._evaluations.append((q_values, log_probs))
         actions = distribution.get_actions(deterministic=deterministic)
         return actions, state_values(log_probs.exp(), q_values), distribution.log_prob(actions)
+
+    @contextmanager
+    def keep_evaluations(self) -> Iterator[list[tuple[th.Tensor, th.Tensor]]]:
+        """
+        Within it, ``forward`` keeps what it computes for every action, of which it returns only the action taken.
+
+        :return: ``Q(s, a)`` and ``log pi(a|s)`` of each call, shape (batch_size, n_actions) each
+        """
+        self._evaluations = []
+        try:
+            yield self._evaluations
+        finally:
+            self._evaluations = None
 
     def evaluate_actions(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """

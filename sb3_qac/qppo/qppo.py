@@ -5,6 +5,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
@@ -237,16 +238,29 @@ class QPPO(OnPolicyAlgorithm):
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
 
-    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
         # The weights are the same for the whole rollout
-        with constant_weights(self.policy):
-            return super().collect_rollouts(*args, **kwargs)
+        with constant_weights(self.policy), self.policy.keep_evaluations() as evaluations:
+            completed = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        if completed:
+            if len(evaluations) != n_rollout_steps:
+                raise ValueError(
+                    f"The policy was called {len(evaluations)} times in a rollout of {n_rollout_steps} steps. A callback must "
+                    "not call it: use `predict`, `get_distribution`, `predict_values` or `evaluate_all_actions`."
+                )
+            q_values, log_probs = (th.stack(tensors).numpy(force=True) for tensors in zip(*evaluations, strict=True))
+            # The log probabilities of all actions take the place of those of the actions taken
+            rollout_buffer.log_probs = log_probs  # (n_steps, n_envs, n_actions)
+            q_taken = np.take_along_axis(q_values, rollout_buffer.actions.astype(int), axis=2)
+            rollout_buffer.q_taken = q_taken  # type: ignore[attr-defined]  # (n_steps, n_envs, 1)
+        return completed
 
     def train(self) -> None:
         """
         Update policy using the currently gathered rollout buffer.
         """
-        old_q_values = self._evaluate_rollout()
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
         # Update optimizer learning rate
@@ -331,30 +345,14 @@ class QPPO(OnPolicyAlgorithm):
         self.logger.record("train/kl_coef", self.kl_coef)
         self.logger.record("train/clip_range", clip_range)
         # For the rollout's state values, as in PPO, and for its Q-values of the actions taken
+        rollout_q = self.rollout_buffer.swap_and_flatten(self.rollout_buffer.q_taken)  # type: ignore[attr-defined]
         explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
-        explained_var_q = explained_variance(old_q_values.flatten(), self.rollout_buffer.returns.flatten())
+        explained_var_q = explained_variance(rollout_q.flatten(), self.rollout_buffer.returns.flatten())
         self.logger.record("train/explained_variance", explained_var)
         self.logger.record("train/explained_variance_q", explained_var_q)
 
         if self.target_kl is not None:
             self._adapt_kl_coef(kl, self.target_kl)
-
-    @th.no_grad()
-    def _evaluate_rollout(self) -> np.ndarray:
-        """
-        Replace the buffer's log probabilities of the actions taken by the log probabilities of all actions.
-
-        :return: ``Q(s_t, a_t)`` of the actions taken, shape (n_steps * n_envs, 1)
-        """
-        buffer = self.rollout_buffer
-        # SB3 flattens the rollout when the first minibatch is drawn
-        next(buffer.get(1))
-        indices = np.arange(buffer.buffer_size * buffer.n_envs)
-        chunks = [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
-        evaluations = [self.policy.evaluate_all_actions(buffer._get_samples(chunk).observations) for chunk in chunks]
-        q_values, log_probs = (th.cat(tensors).numpy(force=True) for tensors in zip(*evaluations, strict=True))
-        buffer.log_probs = log_probs
-        return np.take_along_axis(q_values, buffer.actions.astype(int), axis=1)
 
     def _update_sigma(self, action_probs: th.Tensor, advantages: th.Tensor, td_errors: th.Tensor) -> th.Tensor:
         """
