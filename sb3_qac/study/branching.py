@@ -64,7 +64,7 @@ def play_all_actions(model: QA2C | QPPO, n_states: int, n_repeats: int, seed: in
         for _ in range(math.ceil(n_states / env.num_envs)):
             # At random moments, because episodes of the same length run in step
             for _ in range(rng.integers(horizon)):
-                obs, _, _, _ = env.step(model.predict(obs)[0])  # type: ignore[assignment, arg-type]
+                obs, _, _, _ = env.step(model.predict(obs)[0])  # type: ignore[arg-type]
             state = get_state(env, "the environment")
             with th.no_grad():
                 q_values, log_probs = model.policy.evaluate_all_actions(model.policy.obs_to_tensor(obs)[0])  # type: ignore[arg-type]
