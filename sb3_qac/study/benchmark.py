@@ -125,6 +125,8 @@ def contender_model(contender: Contender, env_id: str, n_envs: int, device: str)
         model_of(contender.run(env_id, Path(folder), n_envs, device=device)) as model,
     ):
         assert isinstance(model, OnPolicyAlgorithm)
+        # Each call of `learn` would start another log
+        model.tensorboard_log = None
         yield model.learn(model.n_steps * n_envs)
 
 
