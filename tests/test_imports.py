@@ -40,7 +40,7 @@ BELOW = {
 }
 # A module of study imports those on floors below its own
 STUDY_FLOORS = [
-    {"benchmark", "catalogue", "records", "references", "run"},
+    {"benchmark", "catalogue", "pqn", "records", "references", "run"},
     {"callbacks", "snapshots", "statistics"},
     {"analysis", "manager", "pack"},
     {"agents", "loading", "train"},
