@@ -40,7 +40,7 @@ BELOW = {
 }
 # A module of study imports those on floors below its own
 STUDY_FLOORS = [
-    {"branching", "catalogue", "records", "references", "run"},
+    {"branching", "catalogue", "pqn", "records", "references", "run"},
     {"callbacks", "gradients", "snapshots", "statistics"},
     {"analysis", "manager", "pack"},
     {"agents", "loading", "train"},

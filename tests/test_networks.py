@@ -19,7 +19,7 @@ from sb3_qac.study.manager import StudyManager, use_lean_cnn
 from sb3_qac.study.run import Run
 from sb3_qac.zoo import register
 
-PONG, SPACE_INVADERS = "PongNoFrameskip-v4", "SpaceInvadersNoFrameskip-v4"
+PONG, SPACE_INVADERS, MINATAR = "PongNoFrameskip-v4", "SpaceInvadersNoFrameskip-v4", "MinAtar/Breakout-v1"
 # Of DQN, so that the buffer of its preset is not made
 SMALL_BUFFER = {"buffer_size": 10}
 
@@ -128,6 +128,24 @@ def test_qa2c_is_compared_with_a2c_on_the_same_network(env_id, tmp_path):
     assert type(qa2c.policy.mlp_extractor.policy_net) is type(a2c.policy.mlp_extractor.policy_net)
     activations = [[type(layer) for layer in model.policy.mlp_extractor.value_net] for model in (a2c, qa2c)]
     assert activations[0] == activations[1]
+
+
+# With two environments the rollout is smaller than a minibatch
+@pytest.mark.filterwarnings("ignore:.*mini-?batch:UserWarning")
+@pytest.mark.parametrize(("env_id", "peers"), [(MINATAR, ("pqn", "ppo", "qppo-sampled")), (PONG, ("pqn",))])
+def test_qppo_is_compared_with_its_peers_on_the_same_trunk(env_id, peers, tmp_path):
+    """On Pong PQN has a normalisation after each layer, as it was published, and QPPO after the last one only."""
+
+    def trunk(name):
+        model = study_model(name, tmp_path / name, env_id=env_id)
+        return {
+            name: shape
+            for name, shape in shapes(model).items()
+            if name.startswith("features_extractor") and "cnn_norms" not in name
+        }
+
+    expected = trunk("qppo")
+    assert expected and all(trunk(name) == expected for name in peers)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -65,6 +65,9 @@ def test_settings_are_those_of_the_comparison_where_there_are_some():
     # RL Zoo's elsewhere
     assert config_of("a2c", "CartPole-v1") is None and config_of("ppo", "PongNoFrameskip-v4") is None
     assert config_of("qa2c", "CartPole-v1") == str(presets("qa2c"))
+    # The peers' network on MinAtar is that of ours
+    assert config_of("ppo", "MinAtar/Seaquest-v1") == str(presets("ppo")) and config_of("ppo", "CartPole-v1") is None
+    assert config_of("pqn", "Acrobot-v1") == str(presets("pqn"))
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -221,7 +221,7 @@ def test_presets_command_prints_the_file_of_the_comparison(capsys):
 
 
 def test_presets_command_knows_every_algorithm():
-    assert commands.presets.PRESETS == (*zoo.ALGORITHMS, "a2c")
+    assert commands.presets.PRESETS == (*zoo.ALGORITHMS, "a2c", "ppo", "pqn")
 
 
 def test_registering_twice_is_harmless_and_another_class_is_an_error():
@@ -304,10 +304,10 @@ def entries(algo):
     ]
 
 
-# With one environment the rollout is smaller than QPPO's minibatch
-@pytest.mark.filterwarnings("ignore:`batch_size` is")
+# With one environment the rollout is smaller than the minibatch of QPPO and PPO
+@pytest.mark.filterwarnings("ignore:`batch_size` is", "ignore:You have specified a mini-batch size")
 @pytest.mark.parametrize(
-    ("algo", "env_id", "n_timesteps"), [entry for algo in (*zoo.ALGORITHMS, "a2c") for entry in entries(algo)]
+    ("algo", "env_id", "n_timesteps"), [entry for algo in (*zoo.ALGORITHMS, "a2c", "ppo") for entry in entries(algo)]
 )
 def test_every_preset_makes_a_model(algo, env_id, n_timesteps, tmp_path):
     """RL Zoo's own manager reads the entry, makes the environments and the model."""

@@ -3,15 +3,18 @@
 import argparse
 from typing import Any
 
-# `sb3_qac.zoo.ALGORITHMS`, without importing it and PyTorch, and SB3's A2C
-PRESETS = ("qa2c", "qppo", "reinforce", "a2c")
+# `sb3_qac.zoo.ALGORITHMS`, without importing it and PyTorch, and the peers of studies
+PRESETS = ("qa2c", "qppo", "reinforce", "a2c", "ppo", "pqn")
 
 
 def add_parser(commands: Any) -> None:
     """:param commands: Subparsers to which the command is added"""
     preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
     preset.add_argument(
-        "algo", nargs="?", choices=PRESETS, help="default: all; a2c has the settings of SB3's A2C for comparisons with QA2C"
+        "algo",
+        nargs="?",
+        choices=PRESETS,
+        help="default: all; a2c, ppo and pqn have the settings of the algorithms that ours are compared with",
     )
     preset.set_defaults(run=run)
 

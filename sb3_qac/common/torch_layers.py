@@ -185,12 +185,17 @@ class SharedMlp(BaseFeaturesExtractor):
     :param observation_space: Observation space
     :param features_dim: Number of units of each layer
     :param n_layers: Number of layers
+    :param layer_norm: Whether to normalise each layer before its activation function
     """
 
-    def __init__(self, observation_space: gym.Space, features_dim: int = 128, n_layers: int = 2) -> None:
+    def __init__(
+        self, observation_space: gym.Space, features_dim: int = 128, n_layers: int = 2, layer_norm: bool = False
+    ) -> None:
         super().__init__(observation_space, features_dim)
         n_inputs = get_flattened_obs_dim(observation_space)
-        self.mlp = nn.Sequential(nn.Flatten(), *create_mlp(n_inputs, -1, [features_dim] * n_layers, nn.Tanh))
+        norms: list[type[nn.Module]] = [nn.LayerNorm] if layer_norm else []
+        layers = create_mlp(n_inputs, -1, [features_dim] * n_layers, nn.Tanh, post_linear_modules=norms)
+        self.mlp = nn.Sequential(nn.Flatten(), *layers)
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         """

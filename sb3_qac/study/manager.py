@@ -29,10 +29,13 @@ from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.state import StateError, get_state
 from sb3_qac.study.callbacks import ConstantWeightsCallback, StatusCallback, StopOnReturn
+from sb3_qac.study.pqn import PQN
 from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.zoo import ALGORITHMS, presets
 
+# Only studies know it, not the commands of RL Zoo
+ALGOS.setdefault("pqn", PQN)
 # Evaluation uses other games than training
 EVAL_SEED_OFFSET = 10_000
 
@@ -177,12 +180,12 @@ def config_of(algo: str, env_id: str) -> str | None:
     :param env_id: Environment
     :return: This package's YAML file, if it has one for the algorithm and the environment; None for RL Zoo's own
     """
-    if algo in ALGORITHMS:
+    if algo in ALGORITHMS or algo == "pqn":
         return str(presets(algo))
-    if algo == "a2c":
-        known = yaml.safe_load(presets("a2c").read_text())
-        if env_id in known or ExperimentManager.is_atari(env_id):
-            return str(presets("a2c"))
+    if algo in ("a2c", "ppo"):
+        known = yaml.safe_load(presets(algo).read_text())
+        if env_id in known or ("atari" in known and ExperimentManager.is_atari(env_id)):
+            return str(presets(algo))
     return None
 
 

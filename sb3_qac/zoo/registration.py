@@ -38,8 +38,8 @@ ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinf
 
 def presets(algo: str) -> Path:
     """
-    :param algo: Name of an algorithm in RL Zoo: "qa2c", "qppo", "reinforce", or "a2c" for the settings that QA2C is compared
-        with
+    :param algo: Name of an algorithm: "qa2c", "qppo", "reinforce", or "a2c", "ppo" or "pqn" for the settings that they are
+        compared with
     :return: Path of the file with its hyperparameters
     """
     inside, beside = PACKAGE / "hyperparams", PACKAGE.parent / "hyperparams"

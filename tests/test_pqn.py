@@ -1,0 +1,228 @@
+"""PQN, the peer of studies: its targets, its actions, its update, and that it learns and resumes."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch as th
+import yaml
+from rl_zoo3.utils import ALGOS
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_qac.common.torch_layers import SharedMlp
+from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.study.grid import make_grid
+from sb3_qac.study.manager import StudyManager
+from sb3_qac.study.pqn import PQN
+from sb3_qac.zoo import presets
+from tests.envs import ScriptedEnv
+from tests.test_qa2c import parameters
+
+GAMMA, LAMBDA = 0.9, 0.65
+REWARDS = [[1.0, 2.0, -3.0, 4.0, 5.0, 0.5], [-1.0, 0.25, 2.0, 8.0, -4.0, 1.0]]
+LAYER_NORM = dict(features_extractor_class=SharedMlp, features_extractor_kwargs=dict(layer_norm=True), net_arch=[])
+SMALL = dict(n_steps=8, batch_size=8, n_epochs=2, seed=0, device="cpu")
+
+
+def with_rollout(model):
+    """:return: the model with a rollout to train on"""
+    _, callback = model._setup_learn(10**6)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    return model
+
+
+def q_values(model, observations):
+    with th.no_grad():
+        return model.policy.predict_q_values(th.as_tensor(observations, dtype=th.float32))
+
+
+@pytest.mark.parametrize(
+    ("terminations", "truncations"),
+    [
+        pytest.param((), (), id="no end"),
+        pytest.param((2,), (), id="termination inside"),
+        pytest.param((), (3,), id="time limit inside"),
+        pytest.param((1,), (4,), id="both inside"),
+        pytest.param((5,), (), id="termination at the last step"),
+        pytest.param((), (5,), id="time limit at the last step"),
+    ],
+)
+def test_returns_of_the_rollout_buffer_are_the_targets_of_q_lambda(terminations, truncations):
+    envs = [lambda: ScriptedEnv(REWARDS[0], terminations, truncations), lambda: ScriptedEnv(REWARDS[1])]
+    model = PQN("MlpPolicy", DummyVecEnv(envs), gamma=GAMMA, gae_lambda=LAMBDA, **{**SMALL, "n_steps": 6})
+    with th.no_grad():
+        model.policy.q_net.bias += th.tensor([3.0, -2.0, 7.0])
+    with_rollout(model)
+    for i, ends in enumerate([(terminations, truncations), ((), ())]):
+        returns = np.zeros(7)
+        returns[6] = best = q_values(model, [[6.0]]).max().item()
+        for t in reversed(range(6)):
+            following = LAMBDA * returns[t + 1] + (1 - LAMBDA) * best
+            if t in ends[0]:
+                following = 0.0
+            elif t in ends[1]:
+                following = q_values(model, [[t + 1.5]]).max().item()
+            returns[t] = REWARDS[i][t] + GAMMA * following
+            best = q_values(model, [[float(t)]]).max().item()
+        np.testing.assert_allclose(model.rollout_buffer.returns[:, i], returns[:6], rtol=1e-5)
+
+
+def test_actions_are_greedy_but_for_the_exploration_rate():
+    model = PQN("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL)
+    obs = np.random.default_rng(0).normal(size=(4000, 4)).astype(np.float32)
+    greedy = q_values(model, obs).argmax(dim=1).numpy()
+    np.testing.assert_array_equal(model.predict(obs, deterministic=True)[0], greedy)
+    for rate in (0.0, 0.4, 1.0):
+        model.policy.exploration_rate.fill_(rate)
+        with th.no_grad():
+            taken, values, log_probs = model.policy(th.as_tensor(obs))
+        for actions in (model.predict(obs)[0], taken.numpy()):
+            # Half of the random actions are greedy by chance
+            assert (actions != greedy).mean() == pytest.approx(rate / 2, abs=0.03 if rate else 0)
+        th.testing.assert_close(values.squeeze(1), q_values(model, obs).max(dim=1).values)
+        assert not log_probs.any()
+
+
+def test_exploration_rate_falls_with_the_progress_of_the_training_and_is_saved(tmp_path):
+    rates = []
+
+    class Rates(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_rollout_end(self):
+            rates.append(self.model.policy.exploration_rate.item())
+
+    arguments = dict(exploration_fraction=0.5, exploration_final_eps=0.2)
+    model = PQN("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL, **arguments).learn(160, Rates())
+    # After each tenth of the training
+    assert rates == pytest.approx([1 - 0.8 * min(i / 10 / 0.5, 1) for i in range(10)])
+    model.save(tmp_path / "model")
+    assert PQN.load(tmp_path / "model").policy.exploration_rate == model.policy.exploration_rate == pytest.approx(0.2)
+
+
+def test_update_is_a_step_of_regression_on_the_targets_for_each_minibatch():
+    """Two minibatches by hand. The targets are those of the rollout, not of the network that has moved."""
+    policy_kwargs = dict(LAYER_NORM, optimizer_class=th.optim.SGD)
+    arguments = dict(learning_rate=0.05, max_grad_norm=0.5, policy_kwargs=policy_kwargs)
+    model = with_rollout(PQN("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), **{**SMALL, "n_epochs": 1}, **arguments))
+    by_hand, buffer = copy.deepcopy(model.policy), copy.deepcopy(model.rollout_buffer)
+    before = parameters(model).copy()
+    np.random.seed(0)
+    model.train()
+
+    # SB3 flattens the rollout when the first minibatch is drawn
+    next(buffer.get(1))
+    np.random.seed(0)
+    for indices in np.random.permutation(16).reshape(2, 8):
+        observations, actions = th.as_tensor(buffer.observations[indices]), th.as_tensor(buffer.actions[indices])
+        errors = th.as_tensor(buffer.returns[indices]) - by_hand.predict_q_values(observations).gather(1, actions)
+        weights = list(by_hand.parameters())
+        gradients = th.autograd.grad(errors.square().mean(), weights)
+        norm = th.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+        with th.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight -= 0.05 * gradient * min(0.5 / norm, 1)
+    expected = th.nn.utils.parameters_to_vector(by_hand.parameters()).detach().numpy()
+    np.testing.assert_allclose(parameters(model), expected, atol=1e-6)
+    assert np.abs(parameters(model) - before).max() > 1e-3
+
+
+def test_there_is_no_actor_and_the_optimizer_is_that_of_the_paper():
+    model = PQN("CnnPolicy", FakeImageEnv(screen_height=40, screen_width=40, n_channels=1), **SMALL)
+    names = [name for name, _ in model.policy.named_parameters()]
+    assert not [name for name in names if "action_net" in name or "policy_net" in name]
+    assert type(model.policy.optimizer) is th.optim.RAdam
+    assert len(model.policy.optimizer.param_groups[0]["params"]) == len(names)
+    before = parameters(model).copy()
+    model.learn(16)
+    assert np.isfinite(parameters(model)).all() and (parameters(model) != before).any()
+
+
+def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(tmp_path):
+    """Stopped while the exploration rate falls."""
+
+    class Interrupted(Exception):
+        pass
+
+    class InterruptAt(BaseCallback):
+        def __init__(self, step):
+            super().__init__()
+            self.step = step
+
+        def _on_step(self):
+            if self.num_timesteps >= self.step:
+                raise Interrupted
+            return True
+
+    def train(folder, stop=10**9):
+        env = make_vec_env("CartPole-v1", 2, seed=0)
+        model = PQN("MlpPolicy", env, lambda progress: 1e-3 * progress, exploration_fraction=0.8, **SMALL)
+        return model.learn(600, [InterruptAt(stop), ExactCheckpointCallback(tmp_path / folder, save_freq=100, verbose=0)])
+
+    whole = train("whole")
+    for stop in (150, 420):
+        with pytest.raises(Interrupted):
+            train("parts", stop)
+    parts = train("parts")
+    np.testing.assert_array_equal(parameters(whole), parameters(parts))
+    assert whole.policy.exploration_rate == parts.policy.exploration_rate
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(gae_lambda=1.1), "`gae_lambda`.*1.1"),
+        (dict(exploration_final_eps=-0.1), "`exploration_final_eps`.*-0.1"),
+        (dict(n_epochs=0), "`n_epochs`.*0"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PQN("MlpPolicy", "CartPole-v1", **{**SMALL, **arguments})
+
+
+def test_non_finite_loss_keeps_the_last_good_update():
+    model = PQN("MlpPolicy", DummyVecEnv([lambda: ScriptedEnv([1.0] * 8 + [float("nan")] * 10)]), **SMALL).learn(8)
+    last_good = parameters(model).copy()
+    with pytest.raises(ValueError, match="value_loss is nan"):
+        model.learn(8, reset_num_timesteps=False)
+    np.testing.assert_array_equal(parameters(model), last_good)
+
+
+@pytest.mark.parametrize("env_id", [name for name in yaml.safe_load(presets("pqn").read_text()) if "-v" in name])
+def test_a_study_trains_it_with_its_presets(env_id, tmp_path):
+    pytest.importorskip("minatar")
+    (run,) = make_grid(env_id, ["pqn"], [0], tmp_path, n_eval_episodes=1, wandb="disabled", device="cpu")
+    model, _ = (manager := StudyManager(run)).setup_experiment()
+    for env in manager.envs:
+        env.close()
+    assert type(model) is PQN is ALGOS["pqn"]
+    assert any(isinstance(module, th.nn.LayerNorm | th.nn.GroupNorm) for module in model.policy.modules())
+    assert (model.n_steps * model.n_envs) % model.batch_size == 0 and model.lr_schedule(0) == 0
+
+
+def test_learns_the_identity():
+    """An untrained policy scores some 50 of 100."""
+    env = DummyVecEnv([lambda: IdentityEnv(2)] * 4)
+    arguments = dict(n_steps=16, batch_size=32, gamma=0.0, learning_rate=1e-3, policy_kwargs=LAYER_NORM, seed=0)
+    model = PQN("MlpPolicy", env, **arguments)
+    untrained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
+    model.learn(2_000)
+    trained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
+    assert untrained < 70 < 95 < trained
+
+
+@pytest.mark.slow
+def test_learns_cartpole():
+    """With the settings of the preset. An untrained policy stands for some 20 steps."""
+    env = make_vec_env("CartPole-v1", 8, seed=0)
+    arguments = dict(n_steps=64, batch_size=128, gae_lambda=0.95, exploration_fraction=0.5, exploration_final_eps=0.05)
+    arguments.update(learning_rate=lambda progress: 1e-3 * progress, policy_kwargs=LAYER_NORM, seed=0, device="cpu")
+    model = PQN("MlpPolicy", VecNormalize(env, norm_obs=False), **arguments).learn(60_000)
+    returns, _ = evaluate_policy(model, env, n_eval_episodes=20, warn=False)
+    assert returns > 450
