@@ -15,6 +15,7 @@ from sb3_qac.commands import (
     presets,
     references,
     report,
+    search,
     study,
     video,
     zoo,
@@ -26,7 +27,21 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sb3_qac", description="All-action actor-critics for Stable-Baselines3.")
     parser.add_argument("--version", action="version", version=f"sb3_qac {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (zoo, doctor, benchmark, study, report, pack, diagnose, evaluate, export, video, references, presets):
+    for command in (
+        zoo,
+        doctor,
+        benchmark,
+        study,
+        search,
+        report,
+        pack,
+        diagnose,
+        evaluate,
+        export,
+        video,
+        references,
+        presets,
+    ):
         command.add_parser(commands)
     return parser
 

@@ -13,6 +13,7 @@ COMMANDS = (
     "doctor",
     "benchmark",
     "study",
+    "search",
     "report",
     "pack",
     "diagnose",
@@ -45,7 +46,7 @@ STUDY_FLOORS = [
     {"analysis", "manager", "pack"},
     {"agents", "loading", "train"},
     {"diagnose", "grid", "video"},
-    {"benchmark", "report"},
+    {"benchmark", "report", "search"},
     {"ladder", "until_return"},
 ]
 

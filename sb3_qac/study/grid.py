@@ -36,7 +36,13 @@ BAR_WIDTH = 8
 
 
 def make_grid(
-    env: str, groups: Sequence[str], seeds: Sequence[int], folder: Path, config: str | None = None, **settings: Any
+    env: str,
+    groups: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    config: str | None = None,
+    hyperparams: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> list[Run]:
     """
     :param env: Environment, or a short name for one or several
@@ -44,6 +50,7 @@ def make_grid(
     :param seeds: Seeds of each
     :param folder: Folder of the study. With several environments, each has a subfolder.
     :param config: YAML file with hyperparameters for all; None for each algorithm's own
+    :param hyperparams: Entries that replace those of the file, for all
     :param settings: Further settings of ``Run``
     :return: one run for each environment, group and seed
     :raises ValueError: if there is no such environment or algorithm, or a number that is not allowed
@@ -69,12 +76,13 @@ def make_grid(
         check_integer("seeds", seed, minimum=0)
     runs = []
     for env_id, group, seed in itertools.product(env_ids, groups, seeds):
-        algo, hyperparams = TASKS.get(group, (group, {}))
+        algo, of_group = TASKS.get(group, (group, {}))
         # Uses the document's name, so that an earlier run is found again
         group = DOCUMENT_NAMES.get(group, group)
         name = f"{group}_seed-{seed}"
         run_folder = folder / name if len(env_ids) == 1 else folder / env_id.replace("/", "-") / name
-        runs.append(Run(name, group, algo, env_id, seed, str(run_folder), hyperparams, config, **settings))
+        entries = {**of_group, **(hyperparams or {})}
+        runs.append(Run(name, group, algo, env_id, seed, str(run_folder), entries, config, **settings))
     return runs
 
 

@@ -1,0 +1,78 @@
+"""``python -m sb3_qac search``: a search of hyperparameters over several tasks at once."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sb3_qac.commands import HelpFormatter
+from sb3_qac.common.checks import check_number
+
+
+def add_parser(commands: Any) -> None:
+    """:param commands: Subparsers to which the command is added"""
+    search = commands.add_parser(
+        "search",
+        help="search hyperparameters: one setting for several tasks, with the same budget for each algorithm",
+        description="Trains the candidates of each algorithm in rounds, and the best ones again with more steps and seeds. "
+        "Run it again after a kill or Ctrl-C: it resumes unfinished runs exactly and skips finished ones.",
+        epilog="Example: python -m sb3_qac search minatar --algos qppo ppo --jobs 2",
+        formatter_class=HelpFormatter,
+    )
+    search.add_argument("name", help="minatar, lunarlander, or with --conf-file a name of your own")
+    search.add_argument("--algos", nargs="+", metavar="ALGO", help="algorithms of the search; default: all")
+    search.add_argument("--conf-file", type=Path, help="YAML file of the search; default: that of NAME in this package")
+    search.add_argument("--jobs", type=int, default=1, help="number of trainings at once")
+    search.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
+    search.add_argument("--device", default="auto", help="PyTorch device")
+    search.add_argument("--output", type=Path, help="folder; default: studies/search/NAME")
+    search.add_argument("--json", action="store_true", help="print the scores as JSON at the end")
+    search.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    :param args: Command line
+    :return: Exit code, 1 if a run failed
+    """
+    from sb3_qac.common.allocator import keep_freed_memory
+    from sb3_qac.study.search import load_search, run_search, search_file
+
+    folder = args.output or Path("studies", "search", args.name)
+    # Sets this process; the processes of `--jobs` do it when they start
+    keep_freed_memory()
+    try:
+        for name in ("jobs", "threads"):
+            check_number(name, getattr(args, name), minimum=1)
+        search = load_search(args.conf_file or search_file(args.name))
+        names = list(dict.fromkeys(args.algos or search.algorithms))
+        failed = run_search(search, names, folder, args.jobs, n_threads=args.threads, device=args.device)
+    except KeyboardInterrupt:
+        sys.exit("search: interrupted; the same command resumes it.")
+    except ValueError as error:
+        sys.exit(f"search: {error}")
+    print_standings(search, names, folder, args.json)
+    for run_folder, reason in failed.items():
+        print(f"{run_folder} failed, so its candidate has no score: {reason} (see error.txt there)", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def print_standings(search: Any, names: list[str], folder: Path, as_json: bool) -> None:
+    """
+    :param search: The search
+    :param names: Algorithms of the search
+    :param folder: Its folder
+    :param as_json: Whether to print JSON instead of tables and the best candidates as YAML
+    """
+    from rich.console import Console
+
+    from sb3_qac.study.search import as_row, best_as_yaml, standings, standings_table
+
+    trials = {name: standings(search, name, folder) for name in names}
+    if as_json:
+        print(json.dumps({name: [as_row(search, trial) for trial in of_name] for name, of_name in trials.items()}, indent=1))
+        return
+    for name, of_name in trials.items():
+        Console().print(standings_table(search, name, of_name))
+        print(best_as_yaml(name, of_name))

@@ -1,0 +1,462 @@
+"""
+A search of hyperparameters over several tasks at once, with the same budget for each algorithm: one setting has to do for all
+tasks. Candidates, rounds and budgets follow from a file that is written before the search.
+"""
+
+import inspect
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pandas as pd
+import yaml
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rl_zoo3.utils import ALGOS
+
+from sb3_qac.common.checks import check_integer, check_number
+from sb3_qac.common.files import make_folder, read_json, write_atomically
+from sb3_qac.study.catalogue import TASKS
+from sb3_qac.study.grid import make_grid, run_study
+from sb3_qac.study.run import Run
+from sb3_qac.study.statistics import standard_error
+from sb3_qac.zoo import presets, register
+
+RUNS_FILE, CANDIDATES_FILE = "search.csv", "candidates.yml"
+# The score of a run is the mean of its last evaluations
+N_LAST = 2
+# Entries of RL Zoo's presets that it does not pass on to the algorithm
+ZOO_ENTRIES = {"n_envs", "normalize", "frame_stack", "env_wrapper", "vec_env_wrapper", "env_kwargs", "monitor_kwargs"}
+
+
+@dataclass(frozen=True)
+class Round:
+    """
+    A round of a search.
+
+    :param candidates: How many candidates are trained: in the first round the preset and others that are drawn, later the best
+        ones of the round before
+    :param seeds: Seeds of each
+    :param steps: Environment steps of each run
+    """
+
+    candidates: int
+    seeds: list[int]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """
+    An algorithm of a search.
+
+    :param algo: Its name in a study
+    :param space: Choices by the name of an entry of RL Zoo's presets. A list has the values of that entry. A mapping has names
+        of choices, and the entries that each of them sets.
+    :param fixed: Entries that all candidates have
+    """
+
+    algo: str
+    space: dict[str, Any]
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """
+    :param number: Its number; 0 is the preset
+    :param choices: What was drawn, by the name in the space; empty for the preset
+    :param hyperparams: Entries that replace those of the preset
+    """
+
+    number: int
+    choices: dict[str, Any]
+    hyperparams: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Search:
+    """
+    A search, as its file describes it.
+
+    :param references: Return that scores 1, by environment
+    :param rounds: Its rounds
+    :param algorithms: Algorithms by their name in this search
+    :param eval_freq: Environment steps between two evaluations
+    :param eval_episodes: Whole episodes of an evaluation, with sampled actions
+    :param seed: Seed of the draws. Algorithms with the same choices get the same draws.
+    """
+
+    references: dict[str, float]
+    rounds: list[Round]
+    algorithms: dict[str, Algorithm]
+    eval_freq: int = 100_000
+    eval_episodes: int = 30
+    seed: int = 0
+
+    def candidates(self, name: str) -> list[Candidate]:
+        """
+        :param name: Algorithm of the search
+        :return: the candidates of its first round: its preset, and others drawn from the grid without repetition
+        """
+        algorithm = self.algorithms[name]
+        options = {entry: choices_of(entry, values) for entry, values in algorithm.space.items()}
+        sizes = {entry: len(choices) for entry, choices in options.items()}
+        candidates = [Candidate(0, {}, dict(algorithm.fixed))]
+        for number, draw in enumerate(draws_from(sizes, self.rounds[0].candidates - 1, self.seed), 1):
+            drawn = {entry: options[entry][index] for entry, index in draw.items()}
+            choices = {entry: label for entry, (label, _) in drawn.items()}
+            hyperparams = dict(algorithm.fixed)
+            for _, entries in drawn.values():
+                hyperparams.update(entries)
+            candidates.append(Candidate(number, choices, hyperparams))
+        return candidates
+
+
+def draws_from(sizes: dict[str, int], n_draws: int, seed: int) -> list[dict[str, int]]:
+    """
+    :param sizes: Number of choices of each entry
+    :param n_draws: Number of draws
+    :param seed: Seed
+    :return: different points of the grid, each an index by entry; all points if there are fewer
+    """
+    if not sizes:
+        return []
+    distributions: dict[str, BaseDistribution] = {entry: CategoricalDistribution(range(size)) for entry, size in sizes.items()}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
+    draws: list[dict[str, int]] = []
+    while len(draws) < min(n_draws, math.prod(sizes.values())):
+        draw = study.ask(distributions).params
+        if draw not in draws:
+            draws.append(draw)
+    return draws
+
+
+def choices_of(entry: str, values: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """
+    :param entry: Name in a space
+    :param values: Its choices, a list or a mapping
+    :return: each choice's label, and the entries that it sets
+    :raises ValueError: if it is neither
+    """
+    if values and isinstance(values, list):
+        return [(value, {entry: value}) for value in values]
+    if values and isinstance(values, dict) and all(isinstance(entries, dict) for entries in values.values()):
+        return list(values.items())
+    raise ValueError(
+        f"The choices of {entry!r} must be a list of values, or a mapping of names to the entries that each sets, "
+        f"but {values!r} was given."
+    )
+
+
+# ---- the file ----
+
+
+def search_file(name: str) -> Path:
+    """
+    :param name: Name of a search
+    :return: path of its file in this package
+    :raises ValueError: if there is none
+    """
+    path = presets(f"search/{name}")
+    if not path.is_file():
+        names = ", ".join(sorted(file.stem for file in path.parent.glob("*.yml")))
+        raise ValueError(f"There is no search {name!r}. There are {names}; `--conf-file` takes a file of your own.")
+    return path
+
+
+def load_search(path: Path) -> Search:
+    """
+    :param path: YAML file of a search
+    :return: the search
+    :raises ValueError: if there is no such file, or something in it cannot be used; the message names it
+    """
+    register()
+    if not path.is_file():
+        raise ValueError(f"There is no file {path} with a search.")
+    try:
+        content = yaml.safe_load(path.read_text())
+        rounds = [Round(**entries) for entries in content["rounds"]]
+        algorithms = {name: Algorithm(**{"algo": name, **entries}) for name, entries in content["algorithms"].items()}
+        search = Search(**{**content, "rounds": rounds, "algorithms": algorithms})
+        check_search(search)
+    except KeyError as error:
+        raise ValueError(f"{path} has no entry {error}.") from None
+    except (yaml.YAMLError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not the file of a search: {error}") from None
+    return search
+
+
+def check_search(search: Search) -> None:
+    """
+    :param search: A search
+    :raises ValueError: if something in it cannot be used; the message names it
+    """
+    for name, algorithm in search.algorithms.items():
+        check_entries(name, algorithm)
+    for env_id, reference in search.references.items():
+        check_number(f"references: {env_id}", reference)
+        if reference == 0:
+            raise ValueError(f"The reference return of {env_id} is 0, but returns are divided by it.")
+    for name, value in {"eval_freq": search.eval_freq, "eval_episodes": search.eval_episodes}.items():
+        check_integer(name, value, minimum=1)
+    if not search.rounds:
+        raise ValueError("A search has at least one round, but `rounds` is empty.")
+    for each in search.rounds:
+        check_integer("candidates", each.candidates, minimum=1)
+        # For as many evaluations as the score needs
+        check_integer("steps", each.steps, minimum=N_LAST * search.eval_freq)
+        for seed in each.seeds:
+            check_integer("seeds", seed, minimum=0)
+
+
+def check_entries(name: str, algorithm: Algorithm) -> None:
+    """
+    :param name: Name of an algorithm in a search
+    :param algorithm: The algorithm
+    :raises ValueError: if a study does not know it, or it does not have an argument that the search sets
+    """
+    algo = TASKS.get(algorithm.algo, (algorithm.algo, {}))[0]
+    if algo not in ALGOS:
+        known = ", ".join([*TASKS, *sorted(ALGOS)])
+        raise ValueError(f"The search of {name} is one of {algorithm.algo!r}, which is no algorithm. There are {known}.")
+    allowed = ZOO_ENTRIES | set(inspect.signature(ALGOS[algo]).parameters)
+    choices = [choice for entry, values in algorithm.space.items() for _, choice in choices_of(entry, values)]
+    for entry, value in [item for entries in (algorithm.fixed, *choices) for item in entries.items()]:
+        if entry not in allowed:
+            raise ValueError(
+                f"The search of {name} has the entry {entry!r}, which is neither an argument of {ALGOS[algo].__name__} "
+                f"nor one of {', '.join(sorted(ZOO_ENTRIES))}."
+            )
+        if isinstance(value, str) and value[:1].isdigit():
+            raise ValueError(f"{entry!r} is the text {value!r} in the search of {name}. YAML needs a point: 1.0e-3, or 0.001.")
+
+
+# ---- the trainings ----
+
+
+@dataclass(frozen=True)
+class Trial:
+    """
+    A candidate in a round.
+
+    :param algorithm: Name of the algorithm in the search
+    :param round: Number of the round, from 1
+    :param candidate: The candidate
+    :param runs: Its runs, those of an environment together
+    :param returns: Return of each run, the mean of its last evaluations; nan if it has not finished; shape (n_envs, n_seeds)
+    :param scores: The same, divided by the reference returns
+    """
+
+    algorithm: str
+    round: int
+    candidate: Candidate
+    runs: list[Run]
+    returns: np.ndarray
+    scores: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Score of the candidate; nan if one of its runs has not finished."""
+        return float(self.scores.mean())
+
+    @property
+    def error(self) -> float:
+        """Standard error of the score over seeds; nan if there is only one."""
+        return standard_error(self.scores.mean(axis=0)) if self.scores.shape[1] > 1 else math.nan
+
+
+def trials_of(search: Search, name: str, number: int, folder: Path, **settings: Any) -> list[Trial]:
+    """
+    :param search: The search
+    :param name: Algorithm of the search
+    :param number: Number of a round, from 1
+    :param folder: Folder of the search
+    :param settings: Further settings of its runs
+    :return: all candidates in this round, trained or not
+    """
+    settings = {**settings, "eval_freq": search.eval_freq, "n_eval_episodes": search.eval_episodes, "wandb": "disabled"}
+    this, algo = search.rounds[number - 1], search.algorithms[name].algo
+    references = np.array(list(search.references.values()))
+    trials = []
+    for candidate in search.candidates(name):
+        part = folder / f"round-{number}" / name / f"{candidate.number:02}"
+        runs = []
+        for env_id in search.references:
+            grid = make_grid(
+                env_id,
+                [algo],
+                this.seeds,
+                part / env_id.replace("/", "-"),
+                hyperparams=candidate.hyperparams,
+                n_timesteps=this.steps,
+                **settings,
+            )
+            runs += [replace(run, name=f"{name}-{candidate.number}_seed-{run.seed}") for run in grid]
+        returns = np.array([return_of(run) for run in runs]).reshape(len(references), -1)
+        trials.append(Trial(name, number, candidate, runs, returns, returns / references[:, None]))
+    return trials
+
+
+def return_of(run: Run) -> float:
+    """
+    :param run: A run
+    :return: mean of its last evaluations; nan if it has not finished
+    """
+    if not run.finished:
+        return math.nan
+    return float(np.load(Path(run.folder, "evaluations.npz"))["results"].mean(axis=1)[-N_LAST:].mean())
+
+
+def best_of(trials: Sequence[Trial]) -> list[Trial]:
+    """
+    :param trials: Trials of a round
+    :return: those that have a score, the best first
+    """
+    return sorted((trial for trial in trials if not math.isnan(trial.mean)), key=lambda trial: -trial.mean)
+
+
+def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1, **settings: Any) -> dict[str, str]:
+    """
+    Train the rounds of a search, and write its files. After Ctrl-C the same call resumes it.
+
+    :param search: The search
+    :param names: Algorithms of the search
+    :param folder: Folder for everything that it writes
+    :param jobs: Number of runs at once, each in its own process
+    :param settings: Further settings of its runs, such as ``n_threads`` and ``device``
+    :return: what went wrong, by the folder of the run
+    :raises ValueError: if there is no such algorithm, or the folder has a search with other settings
+    :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
+    """
+    unknown = [name for name in names if name not in search.algorithms]
+    if unknown:
+        raise ValueError(f"The search has no algorithm {', '.join(unknown)}. It has {', '.join(search.algorithms)}.")
+    failed: dict[str, str] = {}
+    for number in range(1, len(search.rounds) + 1):
+        runs = []
+        for name in names:
+            trials = trials_of(search, name, number, folder, **settings)
+            if number > 1:
+                best = best_of(trials_of(search, name, number - 1, folder, **settings))
+                trials = [trials[trial.candidate.number] for trial in best[: search.rounds[number - 1].candidates]]
+            runs += [run for trial in trials for run in trial.runs]
+        make_folder(folder)
+        try:
+            failed |= run_study(runs, jobs)
+        finally:
+            write_search(search, folder)
+    return failed
+
+
+# ---- the results ----
+
+
+def write_search(search: Search, folder: Path) -> None:
+    """
+    Write the candidates, and a row for each run that was started.
+
+    :param search: The search
+    :param folder: Its folder
+    """
+    candidates = {
+        name: {candidate.number: candidate.hyperparams for candidate in search.candidates(name)} for name in search.algorithms
+    }
+    write_atomically(folder / CANDIDATES_FILE, yaml.safe_dump(candidates, sort_keys=False, width=math.inf).encode())
+    rows = []
+    for trial in started_trials(search, search.algorithms, folder):
+        for run, of_run, score in zip(trial.runs, trial.returns.flat, trial.scores.flat, strict=True):
+            settings, status = (read_json(Path(run.folder, file)) for file in ("run.json", "status.json"))
+            if not settings:
+                continue
+            rows.append(
+                {
+                    "algo": trial.algorithm,
+                    "candidate": trial.candidate.number,
+                    "round": trial.round,
+                    "env": run.env_id,
+                    "seed": run.seed,
+                    "steps": status.get("steps", 0),
+                    "return": of_run,
+                    "score": score,
+                    "seconds": round(status.get("seconds", 0.0)),
+                    "commit": settings.get("commit"),
+                }
+            )
+    write_atomically(folder / RUNS_FILE, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n").encode())
+
+
+def started_trials(search: Search, names: Iterable[str], folder: Path) -> Iterator[Trial]:
+    """
+    :param search: The search
+    :param names: Algorithms of the search
+    :param folder: Its folder
+    :return: the trials of which a run was started, in the order of algorithms, rounds and candidates
+    """
+    for name, number in itertools.product(names, range(1, len(search.rounds) + 1)):
+        for trial in trials_of(search, name, number, folder):
+            if any(Path(run.folder, "run.json").is_file() for run in trial.runs):
+                yield trial
+
+
+def standings(search: Search, name: str, folder: Path) -> list[Trial]:
+    """
+    :param search: The search
+    :param name: Algorithm of the search
+    :param folder: Its folder
+    :return: the last trial of each candidate, the best first: those of a later round before those of an earlier one, and in a
+        round those without a score last
+    """
+    last = {trial.candidate.number: trial for trial in started_trials(search, [name], folder)}
+    return sorted(last.values(), key=lambda trial: (-trial.round, math.isnan(trial.mean), -trial.mean))
+
+
+def standings_table(search: Search, name: str, trials: Sequence[Trial]) -> Table:
+    """
+    :param search: The search
+    :param name: Algorithm of the search
+    :param trials: Its standings
+    :return: table with the scores of each candidate
+    """
+    table = Table(title=name, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("candidate", "round", "choices", *search.references, "score", "error"):
+        # Three tasks fit into 80 columns
+        table.add_column(heading, max_width=8 if heading in search.references else None, overflow="fold")
+    for trial in trials:
+        choices = ", ".join(f"{entry} {label}" for entry, label in trial.candidate.choices.items())
+        numbers = [*trial.scores.mean(axis=1), trial.mean, trial.error]
+        shown = ["" if math.isnan(number) else f"{number:.3f}" for number in numbers]
+        table.add_row(str(trial.candidate.number), str(trial.round), choices or "the preset", *shown)
+    return table
+
+
+def best_as_yaml(name: str, trials: Sequence[Trial]) -> str:
+    """
+    :param name: Algorithm of the search
+    :param trials: Its standings
+    :return: the entries of the best candidate that replace those of the preset, as YAML; empty if none has a score
+    """
+    if not trials or math.isnan(trials[0].mean):
+        return ""
+    best = trials[0]
+    comment = f"# {name}: candidate {best.candidate.number}, score {best.mean:.3f} in round {best.round}\n"
+    return comment + yaml.safe_dump({name: best.candidate.hyperparams}, sort_keys=False, width=math.inf)
+
+
+def as_row(search: Search, trial: Trial) -> dict[str, Any]:
+    """
+    :param search: The search
+    :param trial: One of its trials
+    :return: the trial as plain data, with None where there is no score
+    """
+    row = {"candidate": trial.candidate.number, "round": trial.round, "hyperparams": trial.candidate.hyperparams}
+    numbers = [*trial.scores.mean(axis=1), trial.mean, trial.error]
+    names = [*search.references, "score", "standard_error"]
+    return row | {name: None if math.isnan(number) else float(number) for name, number in zip(names, numbers, strict=True)}

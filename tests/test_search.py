@@ -1,0 +1,317 @@
+"""A search gives each algorithm the same budget, and everything in it follows from its file."""
+
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+import yaml
+from rl_zoo3.utils import ALGOS
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+
+from sb3_qac.__main__ import main
+from sb3_qac.common.torch_layers import MinAtarCNN
+from sb3_qac.study import search as module
+from sb3_qac.study.manager import StudyManager
+from sb3_qac.study.search import best_of, load_search, run_search, search_file, standings, trials_of
+
+# Two tasks, of which the fake trainings below make nothing
+CONTENT = {
+    "references": {"CartPole-v1": 100, "Acrobot-v1": 50},
+    "eval_freq": 100,
+    "eval_episodes": 2,
+    "rounds": [{"candidates": 5, "seeds": [0], "steps": 200}, {"candidates": 2, "seeds": [0, 1], "steps": 300}],
+    "algorithms": {
+        "a2c": {"fixed": {"n_envs": 2}, "space": {"gamma": [0.1, 0.2, 0.3], "ent_coef": [0.0, 0.01], "n_steps": [5, 8]}},
+        "large": {"algo": "a2c", "space": {"size": {"8 x 5": {"n_envs": 8, "n_steps": 5}, "4 x 5": {"n_envs": 4}}}},
+    },
+}
+
+
+def make_search(folder, **changes):
+    path = folder / "mine.yml"
+    path.write_text(yaml.safe_dump({**CONTENT, **changes}, sort_keys=False))
+    return load_search(path)
+
+
+def finish(run, returns, seconds=1.5):
+    """Write what a finished training leaves."""
+    folder = Path(run.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "evaluations.npz", results=np.array(returns, dtype=float))
+    (folder / "run.json").write_text(json.dumps({"commit": "abc"}))
+    (folder / "status.json").write_text(json.dumps({"finished": True, "steps": run.n_timesteps, "seconds": seconds}))
+
+
+class FakeTraining:
+    """Instead of trainings: the returns are 100 times gamma on CartPole and half of that on Acrobot, one more with seed 1."""
+
+    def __init__(self, fails=(), stop_after=None):
+        self.calls, self.fails, self.stop_after = [], fails, stop_after
+
+    def __call__(self, runs, jobs):
+        pending = [run for run in runs if not run.finished]
+        self.calls.append([(run.name, run.env_id, run.n_timesteps) for run in pending])
+        failed = {}
+        for i, run in enumerate(pending):
+            if i == self.stop_after:
+                raise KeyboardInterrupt
+            gamma = run.hyperparams.get("gamma", 0.0)
+            if gamma in self.fails:
+                failed[run.folder] = "diverged"
+            else:
+                mean = (100 * gamma + run.seed) / (1 if run.env_id == "CartPole-v1" else 2)
+                finish(run, [[99.0, 99.0], [mean - 4, mean], [mean + 1, mean + 3]])
+        return failed
+
+
+# ---- candidates ----
+
+
+def test_the_same_file_gives_the_same_candidates(tmp_path):
+    first, again = (make_search(tmp_path).candidates("a2c") for _ in range(2))
+    assert first == again and len(first) == 5
+    assert first[0].choices == {} and first[0].hyperparams == {"n_envs": 2}
+    assert make_search(tmp_path, seed=1).candidates("a2c") != first
+    # More in the first round are the same and others
+    rounds = [{**CONTENT["rounds"][0], "candidates": 8}]
+    assert make_search(tmp_path, rounds=rounds).candidates("a2c")[:5] == first
+
+
+def test_candidates_are_drawn_from_the_grid_without_repetition(tmp_path):
+    search = make_search(tmp_path, rounds=[{"candidates": 100, "seeds": [0], "steps": 200}])
+    space = CONTENT["algorithms"]["a2c"]["space"]
+    drawn = [tuple(candidate.choices.values()) for candidate in search.candidates("a2c")[1:]]
+    assert sorted(drawn) == sorted(itertools.product(*space.values()))
+    preset, *others = search.candidates("large")
+    assert preset.hyperparams == {}
+    assert {candidate.choices["size"]: candidate.hyperparams for candidate in others} == {
+        "8 x 5": {"n_envs": 8, "n_steps": 5},
+        "4 x 5": {"n_envs": 4},
+    }
+
+
+def test_the_twin_has_the_same_draws_and_differs_in_the_estimator_only(tmp_path):
+    for name in ("minatar", "lunarlander"):
+        search = load_search(search_file(name))
+        qppo, twin = (search.candidates(algorithm) for algorithm in ("qppo", "qppo-sampled"))
+        assert qppo == twin and len(qppo) == 10
+    runs, others = (
+        [run for trial in trials_of(search, algorithm, 1, tmp_path) for run in trial.runs]
+        for algorithm in ("qppo", "qppo-sampled")
+    )
+    for run, other in zip(runs, others, strict=True):
+        assert other.hyperparams == {**run.hyperparams, "policy_gradient": "sampled"}
+        assert (other.algo, other.env_id, other.seed, other.n_timesteps) == (run.algo, run.env_id, run.seed, run.n_timesteps)
+
+
+# Normalising, or the network of MinAtar, is evaluated without making environments
+@pytest.mark.parametrize("name", ["minatar", "lunarlander"])
+def test_every_candidate_of_our_searches_is_made_of_arguments(name, tmp_path):
+    pytest.importorskip("minatar")
+    search = load_search(search_file(name))
+    for algorithm in search.algorithms:
+        trials = trials_of(search, algorithm, 1, tmp_path)
+        assert [len(trial.runs) for trial in trials] == 10 * [len(search.references)]
+        for trial in trials:
+            manager = StudyManager(trial.runs[0])
+            entries, _, _, _ = manager._preprocess_hyperparams(manager.read_hyperparameters()[0])
+            assert isinstance(entries.get("policy_kwargs", {}), dict)
+            rollout = manager.n_envs * entries.get("n_steps", 5)
+            assert "batch_size" not in entries or rollout % entries["batch_size"] == 0
+            assert set(entries) <= set(ALGOS[trial.runs[0].algo].__init__.__annotations__)
+
+
+def test_environments_network_and_schedules_of_a_candidate_replace_those_of_the_preset(tmp_path):
+    network = "dict(features_extractor_class=MinAtarCNN, net_arch=[], optimizer_class=RMSpropTFLike)"
+    entries = {"n_envs": 3, "learning_rate": "lin_4e-4", "policy_kwargs": network}
+    search = make_search(
+        tmp_path, references={"MinAtar/Breakout-v1": 1}, algorithms={"a2c": {"fixed": entries, "space": {"gamma": [0.5]}}}
+    )
+    (run,) = trials_of(search, "a2c", 1, tmp_path)[1].runs
+    model, _ = (manager := StudyManager(run)).setup_experiment()
+    for env in manager.envs:
+        env.close()
+    assert model.n_envs == 3 and model.gamma == 0.5 and model.lr_schedule(0.5) == pytest.approx(2e-4)
+    assert type(model.policy.optimizer) is RMSpropTFLike and type(model.policy.features_extractor) is MinAtarCNN
+    assert not any(isinstance(layer, th.nn.GroupNorm) for layer in model.policy.modules())
+
+
+# ---- rounds and scores ----
+
+
+def test_score_is_the_mean_of_the_last_two_evaluations_in_units_of_the_references(tmp_path):
+    search = make_search(tmp_path)
+    trial = trials_of(search, "a2c", 2, tmp_path)[0]
+    assert [(run.env_id, run.seed) for run in trial.runs] == list(itertools.product(CONTENT["references"], [0, 1]))
+    assert np.isnan(trial.mean)
+    for run, (before, last) in zip(trial.runs, [(80, 120), (60, 60), (20, 30), (45, 55)], strict=True):
+        assert np.isnan(trials_of(search, "a2c", 2, tmp_path)[0].mean)
+        finish(run, [[1000, 1000], [before - 1, before + 1], [last, last]])
+    trial = trials_of(search, "a2c", 2, tmp_path)[0]
+    # CartPole's 100 and Acrobot's 50 are 1
+    np.testing.assert_allclose(trial.scores, [[1.0, 0.6], [0.5, 1.0]])
+    assert trial.mean == pytest.approx(0.775)
+    # Over the seeds, which score 0.75 and 0.8
+    assert trial.error == pytest.approx(0.025)
+
+
+def test_the_best_of_a_round_go_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "run_study", training := FakeTraining())
+    search = make_search(tmp_path)
+    assert run_search(search, ["a2c"], tmp_path) == {}
+    first, second = training.calls
+    assert len(first) == 5 * 2 and {steps for _, _, steps in first} == {200}
+    gammas = [candidate.hyperparams.get("gamma", 0.0) for candidate in search.candidates("a2c")]
+    # The first drawn of equally good ones
+    best = sorted(range(5), key=lambda number: (-gammas[number], number))[:2]
+    assert {name for name, _, _ in second} == {f"a2c-{number}_seed-{seed}" for number in best for seed in (0, 1)}
+    assert len(second) == 2 * 2 * 2 and {steps for _, _, steps in second} == {300}
+    ranks = standings(search, "a2c", tmp_path)
+    assert [(trial.candidate.number, trial.round) for trial in ranks[:2]] == [(number, 2) for number in best]
+    assert [trial.round for trial in ranks] == [2, 2, 1, 1, 1] and ranks[0].mean == pytest.approx(gammas[best[0]] + 0.005)
+    with (tmp_path / "search.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 10 + 8
+    assert rows[0] == {
+        **{"algo": "a2c", "candidate": "0", "round": "1", "env": "CartPole-v1", "seed": "0", "steps": "200"},
+        **{"return": "0.0", "score": "0.0", "seconds": "2", "commit": "abc"},
+    }
+    kept = yaml.safe_load((tmp_path / "candidates.yml").read_text())
+    assert kept["a2c"] == {candidate.number: candidate.hyperparams for candidate in search.candidates("a2c")}
+
+
+def test_a_candidate_with_a_failed_run_has_no_score(tmp_path, monkeypatch):
+    search = make_search(tmp_path)
+    gammas = [candidate.hyperparams.get("gamma", 0.0) for candidate in search.candidates("a2c")]
+    monkeypatch.setattr(module, "run_study", FakeTraining(fails=[max(gammas)]))
+    failed = run_search(search, ["a2c"], tmp_path)
+    numbers = [number for number, gamma in enumerate(gammas) if gamma == max(gammas)]
+    assert len(failed) == 2 * len(numbers) and all("/a2c/" in path for path in failed)
+    best = best_of(trials_of(search, "a2c", 1, tmp_path))
+    assert sorted(trial.candidate.number for trial in best) == [number for number in range(5) if number not in numbers]
+
+
+def test_a_search_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    search = make_search(tmp_path)
+    monkeypatch.setattr(module, "run_study", FakeTraining(stop_after=3))
+    with pytest.raises(KeyboardInterrupt):
+        run_search(search, ["a2c", "large"], tmp_path)
+    # What was reached is in the table
+    assert len((tmp_path / "search.csv").read_text().splitlines()) == 1 + 3
+    monkeypatch.setattr(module, "run_study", training := FakeTraining())
+    # One algorithm after the other, in the same folder
+    assert run_search(search, ["a2c"], tmp_path) == run_search(search, ["large"], tmp_path) == {}
+    assert [len(call) for call in training.calls] == [10 - 3, 8, 6, 8]
+    before = (tmp_path / "search.csv").read_bytes()
+    assert run_search(search, ["a2c", "large"], tmp_path) == {}
+    assert training.calls[-2:] == [[], []] and (tmp_path / "search.csv").read_bytes() == before
+    assert before.count(b"\n") == 1 + 10 + 8 + 6 + 8
+
+
+# ---- the command ----
+
+
+def content_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def test_the_command_trains_and_prints_the_scores_and_runs_nothing_twice(tmp_path, capsys):
+    """With real trainings, of which one fails: there are no two actions of which CartPole's steps could be discounted so."""
+    search = make_search(
+        tmp_path,
+        references={"CartPole-v1": 100},
+        rounds=[{"candidates": 3, "seeds": [0], "steps": 200}, {"candidates": 1, "seeds": [0, 1], "steps": 200}],
+        algorithms={"qa2c": {"fixed": {"n_envs": 2}, "space": {"gamma": [0.9, -1]}}},
+    )
+    numbers = {candidate.choices.get("gamma"): candidate.number for candidate in search.candidates("qa2c")}
+    command = [
+        "search",
+        "own",
+        "--conf-file",
+        str(tmp_path / "mine.yml"),
+        "--output",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+    ]
+    assert main([*command, "--json"]) == 1
+    printed = capsys.readouterr()
+    assert f"round-1/qa2c/{numbers[-1]:02}/CartPole-v1/qa2c_seed-0 failed" in printed.err and "`gamma`" in printed.err
+    rows = json.loads(printed.out)["qa2c"]
+    assert [row["round"] for row in rows] == [2, 1, 1] and rows[0]["score"] > rows[1]["score"] - 1
+    assert rows[0]["CartPole-v1"] == rows[0]["score"] > 0 and rows[0]["standard_error"] >= 0
+    assert rows[2]["candidate"] == numbers[-1] and rows[2]["score"] is None
+    results = np.load(tmp_path / "out/round-1/qa2c/00/CartPole-v1/qa2c_seed-0/evaluations.npz")["results"]
+    assert results.shape == (2, 2)
+    of_preset = next(row for row in trials_of(search, "qa2c", 1, tmp_path / "out") if row.candidate.number == 0)
+    assert of_preset.mean == pytest.approx(results.mean() / 100)
+
+    finished = content_of(tmp_path / "out")
+    failing = tmp_path / "out" / "round-1" / "qa2c" / f"{numbers[-1]:02}"
+    assert main(command) == 1
+    again = content_of(tmp_path / "out")
+    assert {path: x for path, x in again.items() if failing not in path.parents} == {
+        path: x for path, x in finished.items() if failing not in path.parents
+    }
+    printed = capsys.readouterr().out
+    assert "the preset" in printed and "gamma 0.9" in printed
+    best = yaml.safe_load(io.StringIO(printed[printed.index("# qa2c: candidate") :]))
+    assert best == {"qa2c": rows[0]["hyperparams"]}
+
+
+def changed(algorithm=None, **content):
+    return {**CONTENT, **content, **({} if algorithm is None else {"algorithms": {"mine": algorithm}})}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (changed({"algo": "trpo2", "space": {}}), "mine is one of 'trpo2', which is no algorithm. There are .*qppo-sampled"),
+        (changed({"algo": "a2c", "space": {"clip_range": [1]}}), "mine has the entry 'clip_range'.*argument of A2C"),
+        (changed({"algo": "a2c", "space": {}, "fixed": {"gama": 1}}), "the entry 'gama'"),
+        (changed({"algo": "a2c", "space": {"a": {"b": {"n_epochs": 1}}}}), "the entry 'n_epochs'"),
+        (changed({"algo": "a2c", "space": {"gamma": 0.9}}), "choices of 'gamma' must be a list.*0.9"),
+        (changed({"algo": "a2c", "space": {"gamma": []}}), "choices of 'gamma' must be a list"),
+        (changed({"algo": "a2c", "space": {"size": {"big": 3}}}), "choices of 'size'.*'big': 3"),
+        (changed({"algo": "a2c", "space": {"learning_rate": ["1e-3"]}}), "'learning_rate' is the text '1e-3'.*1.0e-3"),
+        (changed({"algo": "a2c"}), "is not the file of a search: .*'space'"),
+        (changed(references={"CartPole-v1": 0}), "reference return of CartPole-v1 is 0"),
+        (changed(references={"Pogn-v4": 1}), "Pogn"),
+        (changed(rounds=[{"candidates": 2, "seeds": [0], "steps": 100}]), "`steps` must be an integer, at least 200, but 100"),
+        (changed(rounds=[{"candidates": 2, "seeds": [-1], "steps": 200}]), "`seeds`.*-1"),
+        (changed(rounds=[{"candidates": 0, "seeds": [0], "steps": 200}]), "`candidates`.*0"),
+        (changed(rounds=[{"candidates": 2, "seeds": 0, "steps": 200}]), "is not the file of a search"),
+        (changed(rounds=[]), "at least one round"),
+        (changed(round=3), "unexpected keyword argument 'round'"),
+        ({"rounds": []}, "has no entry 'algorithms'"),
+        ("text", "is not the file of a search"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_at_the_start_by_name(content, message, tmp_path):
+    path = tmp_path / "mine.yml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(SystemExit, match=f"(?s)^search: .*{message}"):
+        main(["search", "own", "--conf-file", str(path), "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pong"], "no search 'pong'. There are lunarlander, minatar; `--conf-file`"),
+        (["own", "--conf-file", "nowhere.yml"], "There is no file nowhere.yml"),
+        (
+            ["minatar", "--algos", "trpo", "ppo"],
+            "has no algorithm trpo. It has a2c, a2c-large, qa2c, ppo, qppo, qppo-sampled, pqn",
+        ),
+        (["minatar", "--jobs", "0"], "`jobs`"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(arguments, message):
+    with pytest.raises(SystemExit, match=f"^search: .*{message}"):
+        main(["search", *arguments])
