@@ -82,6 +82,16 @@ def test_the_same_file_gives_the_same_candidates(tmp_path):
     assert make_search(tmp_path, rounds=rounds).candidates("a2c")[:5] == first
 
 
+def test_a_search_starts_from_the_best_setting_that_is_known(tmp_path):
+    algorithms = {"a2c": {**CONTENT["algorithms"]["a2c"], "start": {"learning_rate": 0.5}}}
+    plain, known = (make_search(tmp_path, **changes).candidates("a2c") for changes in ({}, {"algorithms": algorithms}))
+    assert known[0].choices == {"learning_rate": 0.5} and known[0].hyperparams == {"n_envs": 2, "learning_rate": 0.5}
+    assert known[1:] == plain[1:]
+    with pytest.raises(ValueError, match="'learning_rat', which is neither an argument of A2C"):
+        algorithms["a2c"]["start"] = {"learning_rat": 0.5}
+        make_search(tmp_path, algorithms=algorithms)
+
+
 def test_candidates_are_drawn_from_the_grid_without_repetition(tmp_path):
     search = make_search(tmp_path, rounds=[{"candidates": 100, "seeds": [0], "steps": 200}])
     space = CONTENT["algorithms"]["a2c"]["space"]

@@ -60,18 +60,20 @@ class Algorithm:
     :param space: Choices by the name of an entry of RL Zoo's presets. A list has the values of that entry. A mapping has names
         of choices, and the entries that each of them sets.
     :param fixed: Entries that all candidates have
+    :param start: Further entries of candidate 0, if a better setting than the preset is known before the search
     """
 
     algo: str
     space: dict[str, Any]
     fixed: dict[str, Any] = field(default_factory=dict)
+    start: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """
-    :param number: Its number; 0 is the preset
-    :param choices: What was drawn, by the name in the space; empty for the preset
+    :param number: Its number; 0 is the preset, with the entries that the search starts from
+    :param choices: What was drawn, by the name in the space; for candidate 0 the entries that the search starts from
     :param hyperparams: Entries that replace those of the preset
     """
 
@@ -108,7 +110,7 @@ class Search:
         algorithm = self.algorithms[name]
         options = {entry: choices_of(entry, values) for entry, values in algorithm.space.items()}
         sizes = {entry: len(choices) for entry, choices in options.items()}
-        candidates = [Candidate(0, {}, dict(algorithm.fixed))]
+        candidates = [Candidate(0, algorithm.start, {**algorithm.fixed, **algorithm.start})]
         for number, draw in enumerate(draws_from(sizes, self.rounds[0].candidates - 1, self.seed), 1):
             drawn = {entry: options[entry][index] for entry, index in draw.items()}
             choices = {entry: label for entry, (label, _) in drawn.items()}
@@ -229,7 +231,7 @@ def check_entries(name: str, algorithm: Algorithm) -> None:
         raise ValueError(f"The search of {name} is one of {algorithm.algo!r}, which is no algorithm. There are {known}.")
     allowed = ZOO_ENTRIES | set(inspect.signature(ALGOS[algo]).parameters)
     choices = [choice for entry, values in algorithm.space.items() for _, choice in choices_of(entry, values)]
-    for entry, value in [item for entries in (algorithm.fixed, *choices) for item in entries.items()]:
+    for entry, value in [item for entries in (algorithm.fixed, algorithm.start, *choices) for item in entries.items()]:
         if entry not in allowed:
             raise ValueError(
                 f"The search of {name} has the entry {entry!r}, which is neither an argument of {ALGOS[algo].__name__} "
