@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from sb3_qac import QA2C
 from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.common.returns import discounted_returns
+from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.state import get_state, set_state
 from sb3_qac.study import diagnose
 from sb3_qac.study.branching import Branches, horizon_of, judge_branches, play_all_actions, with_new_randomness
@@ -266,6 +267,28 @@ def test_another_seed_gives_another_game():
         set_state(env, with_new_randomness(state, np.random.default_rng(seed)))
         shown.append([env.step([0, 0])[0] for _ in range(60)])
     assert not np.array_equal(*shown)
+
+
+class Luck(gym.Env):
+    """Rewards are luck."""
+
+    observation_space, action_space = gym.spaces.Discrete(1), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return 0, self.np_random.normal(), False, False, {}
+
+
+@pytest.mark.parametrize("wrapper", [None, EpisodeReplay])
+def test_repeats_differ_in_luck_and_actions_do_not(wrapper):
+    env = make_vec_env(Luck, 2, seed=0, wrapper_class=wrapper)
+    returns = play_all_actions(QA2C("MlpPolicy", env, gamma=0, device="cpu"), n_states=2, n_repeats=3).returns
+    np.testing.assert_array_equal(returns[..., 0], returns[..., 1])
+    # Neither two repeats nor two environments have the same
+    assert len(np.unique(returns[..., 0])) == 6
 
 
 def branches_of(true_q, critic, probs, noise):

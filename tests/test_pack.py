@@ -156,6 +156,25 @@ def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
     assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == "lost"
 
 
+@pytest.mark.parametrize("n_written", range(3))
+def test_a_pack_that_is_interrupted_leaves_what_was_packed(n_written, live, tmp_path, monkeypatch):
+    output, to_csv, calls = tmp_path / "cartpole", pd.DataFrame.to_csv, []
+    write_pack(load_everything(live), output)
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+
+    def interrupted(*args, **kwargs):
+        if len(calls) == n_written:
+            raise KeyboardInterrupt
+        calls.append(args)
+        return to_csv(*args, **kwargs)
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", interrupted)
+    others = {"": [load_study(output)["CartPole-v1"]["a2c"][0]]}
+    with pytest.raises(KeyboardInterrupt):
+        write_pack(others, output)
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+
+
 def test_returns_are_read_as_they_were_written(live, tmp_path):
     record = load_study(live)["CartPole-v1"]["a2c"][0]
     returns = np.random.default_rng(0).standard_normal(record.returns.shape) * 10.0 ** np.arange(-5, 10, 3)[:, None]

@@ -1,6 +1,7 @@
 """PQN, the peer of studies: its targets, its actions, its update, and that it learns and resumes."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -179,11 +180,18 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(tmp_path):
         (dict(gae_lambda=1.1), "`gae_lambda`.*1.1"),
         (dict(exploration_final_eps=-0.1), "`exploration_final_eps`.*-0.1"),
         (dict(n_epochs=0), "`n_epochs`.*0"),
+        (dict(exploration_fraction=0), "`exploration_fraction` must be above 0"),
+        (dict(max_grad_norm=-1), "`max_grad_norm`.*-1"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         PQN("MlpPolicy", "CartPole-v1", **{**SMALL, **arguments})
+
+
+def test_gradients_need_not_be_clipped():
+    model = PQN("MlpPolicy", "CartPole-v1", **{**SMALL, "max_grad_norm": None})
+    assert model.learn(model.n_steps).max_grad_norm == math.inf
 
 
 def test_non_finite_loss_keeps_the_last_good_update():

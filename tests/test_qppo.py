@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+import pickle
 import re
 
 import gymnasium as gym
@@ -20,6 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_qac import QA2C, QPPO
 from sb3_qac.common.losses import kl_divergence
+from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.qppo import qppo
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import CheckpointError
@@ -204,6 +206,31 @@ def test_callback_that_calls_the_policy_is_refused_with_the_cure():
     model = make_model()
     with pytest.raises(ValueError, match=r"called 16 times in a rollout of 8 steps.*`predict`"):
         model.learn(16, lambda local, _: model.policy(local["obs_tensor"]) is not None)
+
+
+def test_policy_with_a_forward_of_its_own_is_told_what_it_must_call():
+    class OwnForward(ActorCriticQPolicy):
+        def forward(self, obs, deterministic=False):
+            actions = th.zeros(len(obs), dtype=th.long)
+            values, log_prob, _ = self.evaluate_actions(obs, actions)
+            return actions, values, log_prob
+
+    model = QPPO(OwnForward, "CartPole-v1", device="cpu", **SMALL)
+    with pytest.raises(ValueError, match=r"called 0 times.*must call `super\(\)\.forward` once"):
+        model.learn(8)
+
+
+def test_copy_of_the_policy_made_in_a_rollout_keeps_no_evaluations():
+    model, copies = make_model(), []
+
+    def on_step(_locals, _globals):
+        copies.extend([copy.deepcopy(model.policy), pickle.loads(pickle.dumps(model.policy))])
+        return True
+
+    model.learn(8, on_step)
+    for policy in copies:
+        assert policy._evaluations is None
+    assert model.policy._evaluations is None
 
 
 def test_kl_term_pulls_back_to_the_policy_of_the_rollout():

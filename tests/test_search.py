@@ -230,6 +230,25 @@ def content_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
+def test_a_search_that_is_refused_leaves_the_files_of_the_other(tmp_path, monkeypatch):
+    def train(runs, jobs):
+        for run in runs:
+            finish(run, [[1.0]])
+            Path(run.folder, "run.json").write_text(json.dumps({"hyperparams": run.hyperparams}))
+        return {}
+
+    monkeypatch.setattr(module, "run_study", train)
+    run_search(make_search(tmp_path), ["a2c", "large"], tmp_path / "out")
+    before = [(tmp_path / "out" / name).read_bytes() for name in (module.CANDIDATES_FILE, module.RUNS_FILE)]
+    changes = {"large": {"algo": "a2c", "space": {"n_envs": [3]}}}
+    other = make_search(tmp_path, algorithms={**CONTENT["algorithms"], **changes})
+    # Also if only another algorithm has changed
+    for names in (["large"], ["a2c"]):
+        with pytest.raises(ValueError, match=r"run with other settings.*large"):
+            run_search(other, names, tmp_path / "out")
+    assert before == [(tmp_path / "out" / name).read_bytes() for name in (module.CANDIDATES_FILE, module.RUNS_FILE)]
+
+
 def test_the_command_trains_and_prints_the_scores_and_runs_nothing_twice(tmp_path, capsys):
     """With real trainings, of which one fails: there are no two actions of which CartPole's steps could be discounted so."""
     search = make_search(
@@ -296,7 +315,10 @@ def changed(algorithm=None, **content):
         (changed(rounds=[{"candidates": 2, "seeds": [-1], "steps": 200}]), "`seeds`.*-1"),
         (changed(rounds=[{"candidates": 0, "seeds": [0], "steps": 200}]), "`candidates`.*0"),
         (changed(rounds=[{"candidates": 2, "seeds": 0, "steps": 200}]), "is not the file of a search"),
+        (changed(rounds=[{"candidates": 2, "seeds": [], "steps": 200}]), "at least one seed"),
         (changed(rounds=[]), "at least one round"),
+        (changed(references={}), "at least one reference"),
+        ({**CONTENT, "algorithms": {}}, "at least one algorithm"),
         (changed(round=3), "unexpected keyword argument 'round'"),
         ({"rounds": []}, "has no entry 'algorithms'"),
         ("text", "is not the file of a search"),

@@ -126,6 +126,22 @@ def test_numbers_below_one_are_refused(name, tmp_path):
         make_grid("pong", ["task1"], [0], tmp_path, **{name: 0})
 
 
+def test_a_return_that_is_no_number_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"`stop_return`.*nan"):
+        make_grid("pong", ["task1"], [0], tmp_path, stop_return=float("nan"))
+    assert make_grid("pong", ["task1"], [0], tmp_path, stop_return=-20.5)
+
+
+def test_no_time_is_left_in_the_last_rollout(tmp_path):
+    """It may be longer than the training."""
+    (run,) = make_grid("cartpole", ["ppo"], [0], tmp_path)
+    status = {"steps": 2000, "total": 1000, "steps_per_second": 10.0, "finished": False, "last_evaluation": None}
+    Path(run.folder).mkdir(parents=True)
+    Path(run.folder, "status.json").write_text(json.dumps(status))
+    (left,) = [column for column in status_table([run], {}).columns if column.header == "left"]
+    assert list(left.cells) == ["0:00:00"]
+
+
 def test_what_is_given_twice_is_trained_once(tmp_path):
     runs = make_grid("cartpole", ["task1", "a2c", "all-action", "a2c"], [1, 0, 1], tmp_path)
     assert [run.name for run in runs] == ["task1_seed-1", "task1_seed-0", "a2c_seed-1", "a2c_seed-0"]

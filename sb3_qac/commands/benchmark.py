@@ -98,6 +98,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from sb3_qac.study.benchmark import contenders_of, run_benchmark
     from sb3_qac.study.until_return import run_until_return
 
+    if args.output.is_dir() or args.output.suffix == ".runs":
+        raise ValueError(f"`output` must be a JSON file, but {args.output} is a folder or the name of one. Name a file.")
     contenders = contenders_of(args.env, args.algos, args.variants)
     if args.until_return is None:
         return run_benchmark(args.env, contenders, args.n_envs or [16], args.seconds, args.repeats, args.device)

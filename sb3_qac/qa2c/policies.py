@@ -134,6 +134,10 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         actions = distribution.get_actions(deterministic=deterministic)
         return actions, state_values(log_probs.exp(), q_values), distribution.log_prob(actions)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy made within ``keep_evaluations`` would never stop keeping them
+        return {**vars(self), "_evaluations": None}
+
     @contextmanager
     def keep_evaluations(self) -> Iterator[list[tuple[th.Tensor, th.Tensor]]]:
         """

@@ -248,7 +248,8 @@ class QPPO(OnPolicyAlgorithm):
             if len(evaluations) != n_rollout_steps:
                 raise ValueError(
                     f"The policy was called {len(evaluations)} times in a rollout of {n_rollout_steps} steps. A callback must "
-                    "not call it: use `predict`, `get_distribution`, `predict_values` or `evaluate_all_actions`."
+                    "not call it: use `predict`, `get_distribution`, `predict_values` or `evaluate_all_actions`. A policy "
+                    "with a `forward` of its own must call `super().forward` once."
                 )
             q_values, log_probs = (th.stack(tensors).numpy(force=True) for tensors in zip(*evaluations, strict=True))
             # The log probabilities of all actions take the place of those of the actions taken

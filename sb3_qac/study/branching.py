@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.env_util import unwrap_wrapper
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_integer
 from sb3_qac.common.torch_layers import constant_weights
+from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.resume.state import ObjectState, get_state, kind_of, set_state
@@ -71,7 +73,7 @@ def play_all_actions(model: QA2C | QPPO, n_states: int, n_repeats: int, seed: in
             returns = np.zeros((n_repeats, *q_values.shape))
             for repeat, repeat_seed in enumerate(rng.integers(2**31, size=n_repeats).tolist()):
                 for action in range(q_values.shape[1]):
-                    set_state(env, with_new_randomness(state, np.random.default_rng(repeat_seed)), "the environment")
+                    set_with_new_randomness(env, state, np.random.default_rng(repeat_seed))
                     th.manual_seed(repeat_seed)
                     returns[repeat, :, action] = return_of(model, env, action, horizon)
             set_state(env, copy.deepcopy(state), "the environment")
@@ -128,6 +130,20 @@ def with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
     if state.kind == PYTHON_RANDOM:
         return ObjectState(state.kind, {"state": random.Random(seed).getstate()})
     return ObjectState(state.kind, {name: with_new_randomness(value, rng) for name, value in state.values.items()})
+
+
+def set_with_new_randomness(env: VecEnv, state: Any, rng: np.random.Generator) -> None:
+    """
+    :param env: Environments
+    :param state: Their state, of which a copy is set in which every random generator starts from a new seed
+    :param rng: Generator of seeds; the same one gives the same state
+    """
+    set_state(env, with_new_randomness(state, rng), "the environment")
+    for single in getattr(env.unwrapped, "envs", []):
+        if unwrap_wrapper(single, EpisodeReplay) is not None:
+            # It plays the episode again, at the end of which its generator is always the same
+            seed = int(rng.integers(2**31))
+            single.unwrapped.np_random.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 def judge_branches(branches: Branches) -> dict[str, float]:

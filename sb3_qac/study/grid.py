@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import logging
+import math
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,9 @@ def make_grid(
     for name in ("eval_freq", "n_eval_episodes", "n_threads"):
         check_number(name, settings.get(name, 1), minimum=1)
     check_number("n_timesteps", settings.get("n_timesteps", 0))
+    if settings.get("stop_return") is not None:
+        # Not a number is not even equal to itself, so the run could not be resumed
+        check_number("stop_return", settings["stop_return"], minimum=-math.inf)
     for seed in seeds:
         check_integer("seeds", seed, minimum=0)
     runs = []
@@ -217,7 +221,7 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
         state: ProgressBar | str = ProgressBar(total, steps, width=BAR_WIDTH)
         if run.folder in failed or status["finished"]:
             state = "failed" if run.folder in failed else "finished"
-        left = "" if status["finished"] or not speed else f"{timedelta(seconds=round((total - steps) / speed))}"
+        left = "" if status["finished"] or not speed else f"{timedelta(seconds=round(max(total - steps, 0) / speed))}"
         training_return, evaluation = status.get("training_return"), status["last_evaluation"]
         table.add_row(
             name,

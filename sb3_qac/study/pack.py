@@ -6,6 +6,7 @@ A study as a few small files instead of a folder for each run, so that a reposit
 
 import json
 import shlex
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,21 +61,29 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
         record.status["lost"] = record.path in lost or bool(record.status.get("lost"))
     make_folder(output)
     rows = [row_of(record, f"{output.name}/{part}".rstrip("/")) for part, of_part in parts.items() for record in of_part]
-    pd.DataFrame(rows).to_csv(output / RUNS_FILE, index=False, lineterminator="\n")
     tables = {
         EVALUATIONS_FILE: ([evaluations_of(record) for record in records if len(record.timesteps)], None),
         CURVES_FILE: ([thinned(record) for record in records if record.curves], "%.5g"),
     }
-    for name, (of_runs, float_format) in tables.items():
-        (output / name).unlink(missing_ok=True)
-        if of_runs:
-            table = pd.concat(of_runs, ignore_index=True)
-            table.to_csv(output / name, index=False, float_format=float_format, compression=GZIP, lineterminator="\n")
     diagnoses = {record.path: record.diagnosis for record in records if record.diagnosis}
-    (output / DIAGNOSIS_FILE).unlink(missing_ok=True)
-    if diagnoses:
-        lines = [f"{json.dumps(path)}: {json.dumps(points)}" for path, points in diagnoses.items()]
-        (output / DIAGNOSIS_FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    # `runs.csv` comes last: without it, the others are no packed study
+    names = (*tables, DIAGNOSIS_FILE, RUNS_FILE)
+    # All files are complete before the first is replaced, because packed runs may be kept nowhere else
+    with tempfile.TemporaryDirectory(dir=output) as scratch:
+        new = Path(scratch)
+        for name, (of_runs, float_format) in tables.items():
+            if of_runs:
+                table = pd.concat(of_runs, ignore_index=True)
+                table.to_csv(new / name, index=False, float_format=float_format, compression=GZIP, lineterminator="\n")
+        if diagnoses:
+            lines = [f"{json.dumps(path)}: {json.dumps(points)}" for path, points in diagnoses.items()]
+            (new / DIAGNOSIS_FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        pd.DataFrame(rows).to_csv(new / RUNS_FILE, index=False, lineterminator="\n")
+        for name in names:
+            if (new / name).is_file():
+                (new / name).replace(output / name)
+            else:
+                (output / name).unlink(missing_ok=True)
     return [output / name for name in (RUNS_FILE, *tables, DIAGNOSIS_FILE) if (output / name).is_file()]
 
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorch
 from stable_baselines3.common.utils import LinearSchedule, explained_variance
 from torch import nn
 
-from sb3_qac.common.checks import check_finite, check_integer, check_number
+from sb3_qac.common.checks import check_finite, check_integer, check_max_grad_norm, check_number
 from sb3_qac.common.losses import critic_loss
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy
 
@@ -85,7 +85,7 @@ class PQN(OnPolicyAlgorithm):
     :param exploration_fraction: fraction of the training over which the exploration rate is reduced
     :param exploration_initial_eps: initial probability of a random action
     :param exploration_final_eps: final probability of a random action
-    :param max_grad_norm: The maximum value for the gradient clipping
+    :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param stats_window_size: Window size for the rollout logging
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation
@@ -115,7 +115,7 @@ class PQN(OnPolicyAlgorithm):
         exploration_fraction: float = 0.1,
         exploration_initial_eps: float = 1.0,
         exploration_final_eps: float = 0.01,
-        max_grad_norm: float = 10.0,
+        max_grad_norm: float | None = 10.0,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -138,7 +138,7 @@ class PQN(OnPolicyAlgorithm):
             gae_lambda=gae_lambda,
             ent_coef=0.0,
             vf_coef=1.0,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
             use_sde=False,
             sde_sample_freq=-1,
             stats_window_size=stats_window_size,
@@ -156,6 +156,12 @@ class PQN(OnPolicyAlgorithm):
             check_number(name, getattr(self, name), maximum=1)
         for name in ("n_steps", "batch_size", "n_epochs"):
             check_integer(name, getattr(self, name), minimum=1)
+        if self.exploration_fraction == 0:
+            raise ValueError(
+                "`exploration_fraction` must be above 0, but 0 was given. For a constant rate, set "
+                "`exploration_initial_eps` and `exploration_final_eps` to it."
+            )
+        self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         super()._setup_model()
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:

@@ -24,7 +24,7 @@ from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.study.catalogue import TASKS
 from sb3_qac.study.grid import make_grid, run_study
-from sb3_qac.study.run import Run
+from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import presets, register
 
@@ -209,12 +209,15 @@ def check_search(search: Search) -> None:
             raise ValueError(f"The reference return of {env_id} is 0, but returns are divided by it.")
     for name, value in {"eval_freq": search.eval_freq, "eval_episodes": search.eval_episodes}.items():
         check_integer(name, value, minimum=1)
-    if not search.rounds:
-        raise ValueError("A search has at least one round, but `rounds` is empty.")
+    for name in ("references", "algorithms", "rounds"):
+        if not getattr(search, name):
+            raise ValueError(f"A search has at least one {name[:-1]}, but `{name}` is empty.")
     for each in search.rounds:
         check_integer("candidates", each.candidates, minimum=1)
         # For as many evaluations as the score needs
         check_integer("steps", each.steps, minimum=N_LAST * search.eval_freq)
+        if each.seeds == []:
+            raise ValueError("A round has at least one seed, but `seeds` is empty.")
         for seed in each.seeds:
             check_integer("seeds", seed, minimum=0)
 
@@ -341,6 +344,10 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
     unknown = [name for name in names if name not in search.algorithms]
     if unknown:
         raise ValueError(f"The search has no algorithm {', '.join(unknown)}. It has {', '.join(search.algorithms)}.")
+    # Before `write_search`, which would describe the trained runs by the other settings
+    for trial in started_trials(search, search.algorithms, folder):
+        for run in trial.runs:
+            check_same_run(run)
     failed: dict[str, str] = {}
     for number in range(1, len(search.rounds) + 1):
         runs = []

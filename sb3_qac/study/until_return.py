@@ -41,6 +41,8 @@ def run_until_return(
     :raises ValueError: if a number is too small, or a training failed
     """
     check_number("steps", n_timesteps, minimum=1)
+    if n_envs is not None:
+        check_number("n_envs", n_envs, minimum=1)
     settings = {
         "n_timesteps": n_timesteps,
         "eval_freq": max(n_timesteps // 20, 1) if eval_freq is None else eval_freq,
