@@ -301,8 +301,9 @@ def test_the_median_of_curves_with_other_steps_is_in_the_order_of_steps():
 
 
 def test_a_group_looks_the_same_beside_whatever_it_is_drawn():
-    assert [x["color"] for x in _styles({"a2c": [], "beta-loo": [], "ppo": [], "all-action": []})] == ["C0", "C3", "C4", "C1"]
+    assert [x["color"] for x in _styles({"a2c": [], "beta-loo": [], "ppo": [], "all-action": []})] == ["C0", "C3", "C6", "C1"]
     assert [x["color"] for x in _styles({"beta-loo": [], "all-action": []})] == ["C3", "C1"]
+    assert [x["color"] for x in _styles({"qppo-sampled": [], "a2c": [], "qppo": []})] == ["C5", "C0", "C4"]
 
 
 def test_several_environments_make_one_report(tmp_path):
