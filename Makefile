@@ -1,14 +1,19 @@
 # `make train` and `make test` set up what they need in .venv. Python 3.10 or newer is required.
 PYTHON ?= python3
 VENV ?= .venv
-STEPS ?= 15000000
+ALGO ?= qa2c
+STEPS ?= $(if $(filter qppo,$(ALGO)),2000000,15000000)
 SEED ?= 0
+
+ifeq ($(filter qppo qa2c,$(ALGO)),)
+$(error ALGO is $(ALGO), but must be qppo or qa2c)
+endif
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := setup.py startup tests sb3_qac docs/conf.py
 
-.PHONY: help train test test-slow docs lint type format clean
+.PHONY: help train train-qppo train-qa2c test test-slow docs lint type format clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,7 +25,19 @@ $(READY): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard startup/*
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tests,docs]"
 	touch $@
 
-train: $(READY)  ## Train QA2C on Pong with RL Zoo; logs go to logs/ (STEPS=15000000 SEED=0)
+train: $(READY) train-$(ALGO)  ## Train QA2C on Pong with RL Zoo (STEPS=15000000 SEED=0); ALGO=qppo: QPPO on native environments, until it wins by 18
+
+# It stops at an evaluation of 18. Its folder has the curve and a video.
+PONG := logs/pong-$(STEPS)
+train-qppo: $(READY)
+	$(BIN)/python -m sb3_qac study pong --algos qppo --seeds $(SEED) --steps $(STEPS) --stop-return 18 --eval-freq 50000 \
+		--dtype bfloat16 --threads 2 --wandb disabled --output $(PONG)
+	$(BIN)/python -m sb3_qac report $(PONG) --goal 18
+	$(BIN)/python -m sb3_qac video $(PONG)/qppo_seed-$(SEED) --games 1 --gif --output $(PONG)
+	$(BIN)/python -m sb3_qac export $(PONG)/qppo_seed-$(SEED) logs
+	@echo "Watch it play: $(BIN)/python -m rl_zoo3.enjoy --algo qppo --env PongNoFrameskip-v4 --folder logs"
+
+train-qa2c: $(READY)
 	$(BIN)/python -m rl_zoo3.train --algo qa2c --env PongNoFrameskip-v4 --n-timesteps $(STEPS) --seed $(SEED) --progress \
 		--eval-freq 300000 --eval-episodes 30 --n-eval-envs 30 --save-freq 300000 --tensorboard-log logs/tensorboard
 
