@@ -212,7 +212,7 @@ def test_the_time_of_evaluations_is_told_from_that_of_training(tmp_path, monkeyp
 
     def callback(n_steps):
         made = StatusCallback(tmp_path / "status.json", evaluation)
-        made.model = SimpleNamespace(num_timesteps=n_steps, _total_timesteps=10)
+        made.model = SimpleNamespace(num_timesteps=n_steps, _total_timesteps=10, ep_info_buffer=None)
         made._on_training_start()
         return made
 
