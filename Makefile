@@ -25,7 +25,7 @@ $(READY): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard startup/*
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tests,docs]"
 	touch $@
 
-train: $(READY) train-$(ALGO)  ## Train QA2C on Pong with RL Zoo (STEPS=15000000 SEED=0); ALGO=qppo: QPPO on native environments, until it wins by 18
+train: train-$(ALGO)  ## Train QA2C on Pong with RL Zoo (STEPS=15000000 SEED=0); ALGO=qppo: QPPO on native environments, until it wins by 18
 
 # It stops at an evaluation of 18. Its folder has the curve and a video.
 PONG := logs/pong-$(STEPS)

@@ -4,7 +4,19 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+
+# Terminations and truncations of a ``ScriptedEnv``, for a rollout of six steps
+ENDS = [
+    pytest.param((), (), id="no end"),
+    pytest.param((2,), (), id="termination inside"),
+    pytest.param((), (3,), id="time limit inside"),
+    pytest.param((1,), (4,), id="both inside"),
+    pytest.param((5,), (), id="termination at the last step"),
+    pytest.param((), (5,), id="time limit at the last step"),
+]
 
 
 class ScriptedEnv(gym.Env):
@@ -35,3 +47,20 @@ class ScriptedEnv(gym.Env):
         reward, terminated, truncated = self.rewards[self.t], self.t in self.terminations, self.t in self.truncations
         self.t += 1
         return self.observe(ended=terminated or truncated), reward, terminated, truncated, {}
+
+
+class Interrupted(Exception):
+    pass
+
+
+class InterruptAt(BaseCallback):
+    """Ends a training without a word, as a kill does, at a number of steps."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = str(step)
+
+    def _on_step(self):
+        if self.num_timesteps >= float(self.step):
+            raise Interrupted
+        return True

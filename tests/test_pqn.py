@@ -20,7 +20,7 @@ from sb3_qac.study.grid import make_grid
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.pqn import PQN
 from sb3_qac.zoo import presets
-from tests.envs import ScriptedEnv
+from tests.envs import ENDS, InterruptAt, Interrupted, ScriptedEnv
 from tests.test_qa2c import parameters
 
 GAMMA, LAMBDA = 0.9, 0.65
@@ -41,17 +41,7 @@ def q_values(model, observations):
         return model.policy.predict_q_values(th.as_tensor(observations, dtype=th.float32))
 
 
-@pytest.mark.parametrize(
-    ("terminations", "truncations"),
-    [
-        pytest.param((), (), id="no end"),
-        pytest.param((2,), (), id="termination inside"),
-        pytest.param((), (3,), id="time limit inside"),
-        pytest.param((1,), (4,), id="both inside"),
-        pytest.param((5,), (), id="termination at the last step"),
-        pytest.param((), (5,), id="time limit at the last step"),
-    ],
-)
+@pytest.mark.parametrize(("terminations", "truncations"), ENDS)
 def test_returns_of_the_rollout_buffer_are_the_targets_of_q_lambda(terminations, truncations):
     envs = [lambda: ScriptedEnv(REWARDS[0], terminations, truncations), lambda: ScriptedEnv(REWARDS[1])]
     model = PQN("MlpPolicy", DummyVecEnv(envs), gamma=GAMMA, gae_lambda=LAMBDA, **{**SMALL, "n_steps": 6})
@@ -146,19 +136,6 @@ def test_there_is_no_actor_and_the_optimizer_is_that_of_the_paper():
 
 def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(tmp_path):
     """Stopped while the exploration rate falls."""
-
-    class Interrupted(Exception):
-        pass
-
-    class InterruptAt(BaseCallback):
-        def __init__(self, step):
-            super().__init__()
-            self.step = step
-
-        def _on_step(self):
-            if self.num_timesteps >= self.step:
-                raise Interrupted
-            return True
 
     def train(folder, stop=10**9):
         env = make_vec_env("CartPole-v1", 2, seed=0)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch as th
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -25,7 +24,7 @@ from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.qppo import qppo
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import CheckpointError
-from tests.envs import ScriptedEnv
+from tests.envs import InterruptAt, Interrupted, ScriptedEnv
 from tests.test_qa2c import Rows, parameters
 from tests.test_zoo import python
 
@@ -432,21 +431,6 @@ def test_loaded_model_updates_as_the_saved_one(tmp_path):
         each.train()
     np.testing.assert_array_equal(parameters(model), parameters(loaded))
     assert loaded.sigma == model.sigma
-
-
-class Interrupted(Exception):
-    pass
-
-
-class InterruptAt(BaseCallback):
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def _on_step(self):
-        if self.num_timesteps >= self.step:
-            raise Interrupted
-        return True
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -55,12 +55,9 @@ from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
 from sb3_qac.resume.state import StateError, get_values
 from sb3_qac.resume.wandb import WandbOutputFormat
 from sb3_qac.zoo.resume import unfinished_run
+from tests.envs import InterruptAt, Interrupted
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
 from tests.wandb_files import wandb_configs, wandb_parts
-
-
-class Interrupted(Exception):
-    pass
 
 
 @pytest.fixture(autouse=True)
@@ -69,19 +66,6 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-class InterruptAt(BaseCallback):
-    """Ends a training without a word, as a kill does, at a number of steps."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = str(step)
-
-    def _on_step(self):
-        if self.num_timesteps >= float(self.step):
-            raise Interrupted
-        return True
 
 
 def make_model(algorithm, folder=None, env_id="CartPole-v1", n_envs=4, normalize=False, **kwargs):

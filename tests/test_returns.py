@@ -6,7 +6,7 @@ import torch as th
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_qac import QA2C
-from tests.envs import ScriptedEnv
+from tests.envs import ENDS, ScriptedEnv
 
 GAMMA = 0.9
 REWARDS = [[1.0, 2.0, -3.0, 4.0, 5.0, 0.5], [-1.0, 0.25, 2.0, 8.0, -4.0, 1.0]]
@@ -50,17 +50,7 @@ def plain_returns(model, rewards, terminations, truncations):
     return returns
 
 
-@pytest.mark.parametrize(
-    ("terminations", "truncations"),
-    [
-        pytest.param((), (), id="no end"),
-        pytest.param((2,), (), id="termination inside"),
-        pytest.param((), (3,), id="time limit inside"),
-        pytest.param((1,), (4,), id="both inside"),
-        pytest.param((5,), (), id="termination at the last step"),
-        pytest.param((), (5,), id="time limit at the last step"),
-    ],
-)
+@pytest.mark.parametrize(("terminations", "truncations"), ENDS)
 def test_targets_are_the_n_step_returns(terminations, truncations):
     model = collect(terminations, truncations)
     expected = [

@@ -9,9 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from sb3_qac.commands import HelpFormatter
-
-# `sb3_qac.study.benchmark.ALGORITHMS` and `VARIANTS`, without importing PyTorch
-ALGORITHMS, VARIANTS = ("a2c", "qa2c", "ppo", "qppo"), ("stock", "float32", "bfloat16")
+from sb3_qac.study.catalogue import BENCHMARKED, VARIANTS
 
 
 def add_parser(commands: Any) -> None:
@@ -30,14 +28,14 @@ def add_parser(commands: Any) -> None:
     benchmark.add_argument(
         "--algos",
         nargs="+",
-        default=list(ALGORITHMS),
+        default=list(BENCHMARKED),
         metavar="ALGO",
         help="algorithms, as for `study`; the first is the baseline",
     )
     benchmark.add_argument(
         "--variants",
         nargs="+",
-        choices=VARIANTS,
+        choices=list(VARIANTS),
         default=list(VARIANTS),
         help="for Atari: SB3's environments and network, or the native environments and the faster network in this precision",
     )
@@ -57,7 +55,7 @@ def add_parser(commands: Any) -> None:
         "--until-return",
         type=float,
         metavar="RETURN",
-        help="train until an evaluation reaches this mean return; the trainings are kept in a folder beside the output "
+        help="train until an evaluation reaches this mean return; the trainings are kept in a folder next to the output "
         "(benchmark.runs), and the same command resumes them",
     )
     until.add_argument(

@@ -33,19 +33,12 @@ from sb3_qac.common.checks import check_action_space, check_number
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.callbacks import ConstantWeightsCallback
+from sb3_qac.study.catalogue import BENCHMARKED, VARIANTS
 from sb3_qac.study.grid import make_grid
 from sb3_qac.study.manager import config_of, is_resumable, model_of
 from sb3_qac.study.run import Run
 from sb3_qac.zoo import register
 
-# Of an Atari game: SB3's environments and network, or the native environments and `LeanNatureCNN` in one of two precisions
-VARIANTS: dict[str, dict[str, Any]] = {
-    "stock": dict(native=False, dtype=None),
-    "float32": dict(native=True, dtype="float32"),
-    "bfloat16": dict(native=True, dtype="bfloat16"),
-}
-# The first one is the baseline
-ALGORITHMS = ("a2c", "qa2c", "ppo", "qppo")
 # Rollouts shorter than this are measured several at a time
 MIN_STEPS = 100
 
@@ -90,7 +83,7 @@ class Contender:
 
 
 def contenders_of(
-    env_id: str, algos: Sequence[str] = ALGORITHMS, variants: Sequence[str] = tuple(VARIANTS)
+    env_id: str, algos: Sequence[str] = BENCHMARKED, variants: Sequence[str] = tuple(VARIANTS)
 ) -> tuple[Contender, ...]:
     """
     :param env_id: Environment

@@ -248,6 +248,5 @@ def summary(runs: Sequence[Run]) -> Iterator[str]:
         if (evaluation := status["last_evaluation"]) is not None:
             line += f", return {evaluation['mean_return']:.2f} in the evaluation at {evaluation['steps']:,}"
             if run.stop_return is not None:
-                goal = "reached" if evaluation["mean_return"] >= run.stop_return else "did not reach"
-                line += f": it {goal} {run.stop_return:g}"
+                line += f": it {'reached' if run.reached else 'did not reach'} {run.stop_return:g}"
         yield line

@@ -61,6 +61,12 @@ class Run:
         """Whether it has ended."""
         return bool(read_json(Path(self.folder, "status.json")).get("finished"))
 
+    @property
+    def reached(self) -> bool:
+        """Whether its last evaluation reached ``stop_return``."""
+        last = read_json(Path(self.folder, "status.json")).get("last_evaluation")
+        return last is not None and self.stop_return is not None and last["mean_return"] >= self.stop_return
+
 
 def check_same_run(run: Run) -> None:
     """

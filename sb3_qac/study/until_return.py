@@ -71,11 +71,9 @@ def measured(run: Run) -> dict[str, Any]:
         ``evaluation_seconds`` and the ``seconds`` of both
     """
     status = read_json(Path(run.folder, "status.json"))
-    last = (status["last_evaluation"] or {}).get("mean_return")
-    assert run.stop_return is not None
     return {
-        "reached": last is not None and last >= run.stop_return,
-        "last_return": last,
+        "reached": run.reached,
+        "last_return": (status["last_evaluation"] or {}).get("mean_return"),
         "steps": status["steps"],
         "training_seconds": status["seconds"] - status["evaluation_seconds"],
         "evaluation_seconds": status["evaluation_seconds"],
