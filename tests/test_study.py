@@ -1,5 +1,6 @@
 """A study trains its grid, each run once, however often it is started."""
 
+import contextlib
 import functools
 import io
 import json
@@ -22,6 +23,7 @@ from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in
+from sb3_qac.study.callbacks import EvaluateFromReturn
 from sb3_qac.study.catalogue import STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, whole_games
@@ -31,6 +33,16 @@ from sb3_qac.study.train import train_run
 from sb3_qac.zoo import presets
 
 SMALL = dict(n_timesteps=2000, eval_freq=800, n_eval_episodes=3, wandb="disabled", device="cpu")
+
+
+@contextlib.contextmanager
+def background_ctrl_c():
+    """Ctrl-C works, even where the tests run in the background and the shell has switched it off for them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def content(folder):
@@ -129,7 +141,9 @@ def test_numbers_below_one_are_refused(name, tmp_path):
 def test_a_return_that_is_no_number_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"`stop_return`.*nan"):
         make_grid("pong", ["task1"], [0], tmp_path, stop_return=float("nan"))
-    assert make_grid("pong", ["task1"], [0], tmp_path, stop_return=-20.5)
+    with pytest.raises(ValueError, match=r"`eval_from`.*nan"):
+        make_grid("pong", ["task1"], [0], tmp_path, eval_from=float("nan"))
+    assert make_grid("pong", ["task1"], [0], tmp_path, stop_return=-20.5, eval_from=-20.5)
 
 
 def test_no_time_is_left_in_the_last_rollout(tmp_path):
@@ -188,7 +202,13 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     grid = functools.partial(make_grid, "cartpole", ["task1"], [0], tmp_path / "study", str(config))
     assert run_study(grid(**SMALL)) == {}
     before = content(tmp_path)
-    for name, value in {"n_timesteps": 3000, "stop_return": 5.0, "eval_freq": 100, "deterministic": True}.items():
+    for name, value in {
+        "n_timesteps": 3000,
+        "stop_return": 5.0,
+        "eval_freq": 100,
+        "eval_from": 9.5,
+        "deterministic": True,
+    }.items():
         with pytest.raises(ValueError, match=f"other settings in .*task1_seed-0: `{name}` is {value}, and was"):
             run_study(grid(**{**SMALL, name: value}))
     # Where it is computed does not matter, nor where its settings lie
@@ -224,6 +244,45 @@ def test_a_run_stops_at_its_return(tmp_path):
     assert run.finished and read_json(Path(run.folder, "status.json"))["steps"] == 800
 
 
+def test_evaluations_begin_when_training_episodes_reach_a_return_and_take_place_at_the_same_steps(tmp_path, monkeypatch):
+    def evaluations(name, **settings):
+        (run,) = make_grid("cartpole", ["task1"], [0], tmp_path / name, **{**SMALL, "eval_freq": 200, **settings})
+        assert train_run(run) is None
+        assert run.finished
+        if not Path(run.folder, "evaluations.npz").exists():
+            return {}
+        kept = np.load(Path(run.folder, "evaluations.npz"))
+        return dict(zip(kept["timesteps"].tolist(), kept["results"].tolist(), strict=True))
+
+    reached = []
+
+    class Watched(EvaluateFromReturn):
+        def _on_step(self):
+            if self.model.num_timesteps == interrupt_at:
+                signal.raise_signal(signal.SIGINT)
+            super()._on_step()
+            last = [episode["r"] for episode in self.model.ep_info_buffer][-SMALL["n_eval_episodes"] :]
+            reached.append((self.model.num_timesteps, len(last) == SMALL["n_eval_episodes"] and np.mean(last) >= bound))
+            return True
+
+    monkeypatch.setattr("sb3_qac.study.manager.EvaluateFromReturn", Watched)
+    # Early enough that evaluations are left out, and late enough that there are some
+    bound, interrupt_at = 25.0, None
+    every, some = evaluations("every"), evaluations("some", eval_from=bound)
+    first = next(step for step, is_reached in reached if is_reached)
+    assert list(some) == [step for step in every if step >= first] and 0 < len(some) < len(every)
+    assert evaluations("none", eval_from=501.0) == {}
+
+    # A resume remembers that it was switched on, although the last episodes may be worse again
+    interrupt_at = next(iter(some)) + 80
+    (run,) = make_grid("cartpole", ["task1"], [0], tmp_path / "resumed", **{**SMALL, "eval_freq": 200, "eval_from": bound})
+    with background_ctrl_c():
+        train_run(run)
+    assert not run.finished
+    interrupt_at = None
+    assert evaluations("resumed", eval_from=bound) == some
+
+
 def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["task1"], [0], tmp_path, **SMALL)
 
@@ -234,12 +293,8 @@ def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(SnapshotCallback, "_on_step", interrupted)
-        # In a job in the background it would be ignored
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
+        with background_ctrl_c():
             train_run(run)
-        finally:
-            signal.signal(signal.SIGINT, before)
     path = Path(run.folder, "status.json")
     status = read_json(path)
     assert not status["finished"] and checkpoints_in(Path(run.folder, "checkpoints"))

@@ -72,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code
     """
+    from sb3_qac.common.threads import limit_spinning
+
+    # Before PyTorch is imported
+    limit_spinning()
     from sb3_qac.study import benchmark, until_return
 
     module = benchmark if args.until_return is None else until_return

@@ -35,6 +35,12 @@ def add_parser(commands: Any) -> None:
     study.add_argument("--steps", type=int, help="environment steps of each run; default: as in the preset")
     study.add_argument("--stop-return", type=float, help="stop a training when an evaluation reaches this mean return")
     study.add_argument("--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000")
+    study.add_argument(
+        "--eval-from",
+        type=float,
+        metavar="RETURN",
+        help="no evaluation until the last training episodes, as many as an evaluation has, reach this mean return",
+    )
     study.add_argument("--eval-episodes", type=int, help="whole episodes in an evaluation, played in parallel; default: 30")
     study.add_argument(
         "--deterministic", action="store_true", help="evaluate with the most probable actions instead of sampled ones"
@@ -68,6 +74,10 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code, 1 if a run failed
     """
+    from sb3_qac.common.threads import limit_spinning
+
+    # Before PyTorch is imported
+    limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
     from sb3_qac.study.grid import check_ray_address, run_study
@@ -141,6 +151,7 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
         n_timesteps=asked.steps,
         stop_return=args.stop_return,
         eval_freq=asked.eval_freq,
+        eval_from=args.eval_from,
         n_eval_episodes=asked.eval_episodes,
         deterministic=asked.deterministic,
         native=not asked.stock,

@@ -32,6 +32,34 @@ class StopOnReturn(BaseCallback):
         return self.parent.last_mean_reward < self.stop_return
 
 
+class EvaluateFromReturn(BaseCallback):
+    """
+    Switches an evaluation off until training goes well: whole games of a weak agent cost much time, and say little. From then
+    on it takes place at the same steps as without this callback.
+
+    :param evaluation: The evaluation
+    :param from_return: Mean return of the last training episodes, as many as an evaluation has (or as
+        ``stats_window_size`` keeps), at which it is switched on
+    """
+
+    def __init__(self, evaluation: EvalCallback, from_return: float) -> None:
+        super().__init__()
+        self.evaluation, self.eval_freq, self.from_return = evaluation, evaluation.eval_freq, from_return
+        self.switched_on = False
+        # Zero is SB3's value for no evaluation
+        evaluation.eval_freq = 0
+
+    def _on_step(self) -> bool:
+        if not self.switched_on:
+            episodes = self.model.ep_info_buffer
+            n_episodes = min(self.evaluation.n_eval_episodes, episodes.maxlen)
+            returns = [episode["r"] for episode in list(episodes)[-n_episodes:]]
+            self.switched_on = len(returns) == n_episodes and float(np.mean(returns)) >= self.from_return
+        # Also after a resume, which restores only what has changed in this callback
+        self.evaluation.eval_freq = self.eval_freq if self.switched_on else 0
+        return True
+
+
 class StatusCallback(BaseCallback):
     """
     Keeps the status of a training in a file.

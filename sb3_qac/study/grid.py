@@ -73,9 +73,10 @@ def make_grid(
     for name in ("eval_freq", "n_eval_episodes", "n_threads"):
         check_number(name, settings.get(name, 1), minimum=1)
     check_number("n_timesteps", settings.get("n_timesteps", 0))
-    if settings.get("stop_return") is not None:
-        # Not a number is not even equal to itself, so the run could not be resumed
-        check_number("stop_return", settings["stop_return"], minimum=-math.inf)
+    for name in ("stop_return", "eval_from"):
+        if settings.get(name) is not None:
+            # Not a number is not even equal to itself, so the run could not be resumed
+            check_number(name, settings[name], minimum=-math.inf)
     for seed in seeds:
         check_integer("seeds", seed, minimum=0)
     runs = []

@@ -28,7 +28,7 @@ from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.state import StateError, get_state
-from sb3_qac.study.callbacks import ConstantWeightsCallback, StatusCallback, StopOnReturn
+from sb3_qac.study.callbacks import ConstantWeightsCallback, EvaluateFromReturn, StatusCallback, StopOnReturn
 from sb3_qac.study.pqn import PQN
 from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback
@@ -105,6 +105,8 @@ class StudyManager(ExperimentManager):
         if self.run.stop_return is not None:
             evaluation.callback = StopOnReturn(self.run.stop_return)
             evaluation.callback.parent = evaluation
+        if self.run.eval_from is not None:
+            self.callbacks.insert(self.callbacks.index(evaluation), EvaluateFromReturn(evaluation, self.run.eval_from))
         if self.is_resumable:
             self.callbacks.insert(0, ExactCheckpointCallback(Path(self.run.folder, "checkpoints"), verbose=0))
             self.callbacks.append(CurvesCallback())
