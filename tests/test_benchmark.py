@@ -7,11 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from sb3_qac.__main__ import main
-from sb3_qac.commands import benchmark as command
 from sb3_qac.study import benchmark, until_return
 from sb3_qac.study.benchmark import (
-    ALGORITHMS,
-    VARIANTS,
     Contender,
     contenders_of,
     measure_parts,
@@ -21,6 +18,7 @@ from sb3_qac.study.benchmark import (
     write_report,
 )
 from sb3_qac.study.callbacks import StatusCallback
+from sb3_qac.study.catalogue import BENCHMARKED, VARIANTS
 
 PONG = "PongNoFrameskip-v4"
 CONTENDERS = contenders_of(PONG)
@@ -43,16 +41,15 @@ def test_contenders_are_measured_with_the_rollouts_of_their_presets(algo, varian
 
 def test_every_algorithm_is_compared_on_every_stack_of_atari(tmp_path):
     assert [(contender.algo, contender.variant) for contender in CONTENDERS] == [
-        (algo, variant) for algo in ALGORITHMS for variant in VARIANTS
+        (algo, variant) for algo in BENCHMARKED for variant in VARIANTS
     ]
     assert len({contender.name for contender in CONTENDERS}) == len(CONTENDERS)
     assert CONTENDERS[0].name == "A2C, SB3's environments" and CONTENDERS[-1].name == "QPPO, native, bfloat16"
     stacks = [(run.native, run.dtype) for run in (contender.run(PONG, tmp_path) for contender in CONTENDERS[:3])]
     assert stacks == [(False, None), (True, "float32"), (True, "bfloat16")]
     # The settings of a study: this package's, and RL Zoo's for PPO
-    assert [Contender(algo).preset(PONG) for algo in ALGORITHMS] == ["sb3_qac's", "sb3_qac's", "RL Zoo's", "sb3_qac's"]
+    assert [Contender(algo).preset(PONG) for algo in BENCHMARKED] == ["sb3_qac's", "sb3_qac's", "RL Zoo's", "sb3_qac's"]
     assert Contender("qppo").run(PONG, tmp_path, n_envs=3).hyperparams == {"n_envs": 3}
-    assert (command.ALGORITHMS, command.VARIANTS) == (ALGORITHMS, tuple(VARIANTS))
 
 
 def test_variants_of_a_study_are_contenders_too(tmp_path):

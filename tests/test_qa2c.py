@@ -93,7 +93,7 @@ def test_learns_the_identity(estimator):
     env = DummyVecEnv([lambda: IdentityEnv(2)] * 4)
     model = QA2C("MlpPolicy", env, gamma=0.0, pg_coef=1.0, ent_coef=0.05, seed=0, **estimator)
     untrained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
-    model.learn(8_000)
+    model.learn(4_000)
     trained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
     assert untrained < 70 < 95 < trained
 

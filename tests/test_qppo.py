@@ -389,7 +389,7 @@ def test_learns_the_identity(variant):
     env = DummyVecEnv([lambda: IdentityEnv(2)] * 4)
     model = QPPO("MlpPolicy", env, n_steps=16, batch_size=32, n_epochs=4, learning_rate=1e-3, gamma=0.0, seed=0, **variant)
     untrained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
-    model.learn(4_000)
+    model.learn(2_000)
     trained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
     assert untrained < 70 < 95 < trained
 

@@ -915,10 +915,10 @@ def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
 
 
 def zoo_command(*arguments):
-    callback = "callback:{'sb3_qac.common.callbacks.ExactCheckpointCallback': dict(save_freq=2000)}"
+    callback = "callback:{'sb3_qac.common.callbacks.ExactCheckpointCallback': dict(save_freq=1000)}"
     return [
-        *(sys.executable, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "CartPole-v1", "--n-timesteps", "12000"),
-        *("--seed", "3", "--device", "cpu", "--num-threads", "1", "--eval-freq", "4000", "--log-interval", "20"),
+        *(sys.executable, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "CartPole-v1", "--n-timesteps", "6000"),
+        *("--seed", "3", "--device", "cpu", "--num-threads", "1", "--eval-freq", "2000", "--log-interval", "10"),
         *("--log-folder", "logs", "--hyperparams", callback, *arguments),
     ]
 
@@ -941,9 +941,9 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
         folder.mkdir()
     command = zoo_command("--track")
     subprocess.run(command, cwd=reference, env=environment, check=True, capture_output=True)
-    assert start_and_kill(command, killed, signal.SIGKILL, environment, step=4000) == -signal.SIGKILL
+    assert start_and_kill(command, killed, signal.SIGKILL, environment, step=2000) == -signal.SIGKILL
     if os.name == "posix":
-        assert start_and_kill(command, killed, signal.SIGTERM, environment, step=10000) == -signal.SIGTERM
+        assert start_and_kill(command, killed, signal.SIGTERM, environment, step=5000) == -signal.SIGTERM
     # What does not change the numbers may change
     output = subprocess.run(
         [*command, "--verbose", "0"], cwd=killed, env=environment, check=True, capture_output=True, text=True
@@ -978,10 +978,10 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
 
 def test_a_zoo_command_without_a_seed_resumes_with_the_seed_of_its_run(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    command = [*zoo_command("--track"), "-n", "8000"]
+    command = [*zoo_command("--track"), "-n", "4000"]
     at = command.index("--seed")
     del command[at : at + 2]
-    assert start_and_kill(command, tmp_path, signal.SIGKILL, environment, step=4000) == -signal.SIGKILL
+    assert start_and_kill(command, tmp_path, signal.SIGKILL, environment, step=2000) == -signal.SIGKILL
     run = tmp_path / "logs" / "qa2c" / "CartPole-v1_1"
     seed = read_json(run / "checkpoints" / "run.json")["seed"]
     output = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
@@ -992,7 +992,7 @@ def test_a_zoo_command_without_a_seed_resumes_with_the_seed_of_its_run(tmp_path)
     assert wandb_configs(tmp_path)[-1]["seed"] == seed
 
     # As if it had been given, and the training never stopped
-    with_seed = [*zoo_command("--seed", str(seed)), "-n", "8000"]
+    with_seed = [*zoo_command("--seed", str(seed)), "-n", "4000"]
     subprocess.run([*with_seed, "--log-folder", "other"], cwd=tmp_path, env=environment, check=True, capture_output=True)
     models = [QA2C.load(tmp_path / folder / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip") for folder in ("logs", "other")]
     assert models[0].seed == models[1].seed == seed
