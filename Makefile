@@ -30,8 +30,8 @@ train: train-$(ALGO)  ## Train QA2C on Pong with RL Zoo (STEPS=15000000 SEED=0);
 # It stops at an evaluation of 18. Its folder has the curve and a video.
 PONG := logs/pong-$(STEPS)
 train-qppo: $(READY)
-	$(BIN)/python -m sb3_qac study pong --algos qppo --seeds $(SEED) --steps $(STEPS) --stop-return 18 --eval-freq 50000 \
-		--dtype bfloat16 --threads 2 --wandb disabled --output $(PONG)
+	$(BIN)/python -m sb3_qac study pong --algos qppo --seeds $(SEED) --steps $(STEPS) --stop-return 18 --eval-freq 25000 \
+		--eval-from 15 --dtype bfloat16 --threads 2 --wandb disabled --output $(PONG)
 	$(BIN)/python -m sb3_qac report $(PONG) --goal 18
 	$(BIN)/python -m sb3_qac video $(PONG)/qppo_seed-$(SEED) --games 1 --gif --output $(PONG)
 	$(BIN)/python -m sb3_qac export $(PONG)/qppo_seed-$(SEED) logs

@@ -96,6 +96,40 @@ def test_q_head_replaces_the_value_head_and_is_orthogonal(policy_class, observat
 
 
 @POLICIES
+def test_a_dueling_head_centres_its_advantages_and_is_orthogonal(policy_class, observation_space):
+    policy = make(policy_class, observation_space, dueling=True)
+    head, obs = policy.q_net, observe(policy)
+    latent = []
+    head.register_forward_hook(lambda _, args, output: latent.append(args[0]))
+    q_values = policy.predict_q_values(obs)
+    values, advantages = head.value_net(latent[0]), head.advantage_net(latent[0])
+    for action in range(N_ACTIONS):
+        expected = values[:, 0] + advantages[:, action] - sum(advantages[:, other] for other in range(N_ACTIONS)) / N_ACTIONS
+        th.testing.assert_close(q_values[:, action], expected)
+    assert advantages.std(dim=1).min() > 0
+    for linear, n_outputs in ((head.value_net, 1), (head.advantage_net, N_ACTIONS)):
+        weight = linear.weight.detach()
+        th.testing.assert_close(weight @ weight.T, th.eye(n_outputs), rtol=0, atol=1e-5)
+        assert not linear.bias.any()
+
+
+def test_with_a_dueling_head_an_update_for_one_action_moves_the_values_of_all():
+    """One step of gradient descent on Q(s, 2) at fixed features: V moves all by 1, the centred A by 1 - 1/n and -1/n."""
+    for dueling in (False, True):
+        head = make(MlpPolicy, VECTOR, dueling=dueling).q_net
+        features = th.ones(1, 64) / 8
+        before = head(features)
+        (before[0, 2] * -1).backward()
+        with th.no_grad():
+            for parameter in head.parameters():
+                parameter -= parameter.grad
+        # The features have norm 1, and the bias counts like one more feature of 1
+        own = th.eye(N_ACTIONS)[2]
+        expected = 2 * (1 + own - 1 / N_ACTIONS) if dueling else 2 * own
+        th.testing.assert_close((head(features) - before)[0].detach(), expected, rtol=0, atol=1e-5)
+
+
+@POLICIES
 @TRUNKS
 def test_optimizer_holds_every_parameter_once(policy_class, observation_space, share_features_extractor):
     policy = make(policy_class, observation_space, share_features_extractor=share_features_extractor)
@@ -123,12 +157,14 @@ def test_parameters_are_those_of_sb3_s_policies_without_continuous_actions(polic
     stock_class = next(cls for cls in policy_class.__mro__ if cls.__module__.startswith("stable_baselines3"))
     ours, stock = (dict(inspect.signature(cls).parameters) for cls in (policy_class, stock_class))
     assert ours.pop("kwargs").kind is inspect.Parameter.VAR_KEYWORD
+    dueling = ours.pop("dueling")
+    assert (dueling.kind, dueling.default) == (inspect.Parameter.KEYWORD_ONLY, False)
     for name in ("use_sde", "log_std_init", "full_std", "use_expln", "squash_output"):
         del stock[name]
     assert list(ours) == list(stock)
     assert {name: ours[name].default for name in ours} == {name: stock[name].default for name in stock}
     documented = re.findall(r":param (\w+):", policy_class.__doc__)
-    assert documented == [*ours, "kwargs"]
+    assert documented == [*ours, "dueling", "kwargs"]
 
 
 @POLICIES
@@ -158,8 +194,9 @@ def test_features_extractor_is_any_callable(extractor, tmp_path):
 
 @POLICIES
 @TRUNKS
-def test_policy_loads_alone(policy_class, observation_space, share_features_extractor, tmp_path):
-    policy = make(policy_class, observation_space, share_features_extractor=share_features_extractor)
+@pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
+def test_policy_loads_alone(policy_class, observation_space, share_features_extractor, dueling, tmp_path):
+    policy = make(policy_class, observation_space, share_features_extractor=share_features_extractor, dueling=dueling)
     policy.save(tmp_path / "policy")
     loaded = policy_class.load(tmp_path / "policy")
     obs = observe(policy)

@@ -33,6 +33,7 @@ VARIANTS = [
     pytest.param(dict(policy_gradient="sampled"), id="sampled"),
     pytest.param(dict(advantage_scale="critic"), id="scale of the critic"),
     pytest.param(dict(advantage_scale=None, target_kl=0.01), id="no scale, adaptive KL"),
+    pytest.param(dict(policy_kwargs=dict(dueling=True)), id="dueling"),
 ]
 SMALL = dict(n_steps=8, batch_size=8, n_epochs=2)
 
@@ -256,7 +257,7 @@ def test_actor_loss_leaves_no_gradient_on_the_critic(variant):
     actor = {name: p.clone() for name, p in model.policy.named_parameters() if "policy_net" in name or "action_net" in name}
     model.learn(32)
     now = dict(model.policy.named_parameters())
-    assert len(critic) == len(actor) == 6
+    assert (len(critic), len(actor)) == (4 + len(list(model.policy.q_net.parameters())), 6)
     assert all(th.equal(now[name], p) for name, p in critic.items())
     assert not any(th.equal(now[name], p) for name, p in actor.items())
 
@@ -362,8 +363,9 @@ def test_explained_variance_of_q_is_that_of_v_where_there_is_one_action():
 @pytest.mark.parametrize(("target_kl", "coefficient"), [(1e-9, 16.0), (10.0, 1 / 16)])
 def test_kl_coefficient_is_adapted_to_the_target(target_kl, coefficient):
     """Doubled after each of four rollouts whose policy moves further than the target, halved where it moves less."""
-    assert make_model(target_kl=target_kl, n_epochs=4, learning_rate=1e-2).learn(64).kl_coef == coefficient
-    assert make_model(n_epochs=4, learning_rate=1e-2).learn(64).kl_coef == 1.0
+    shared = dict(n_epochs=4, learning_rate=1e-2, kl_coef=1.0)
+    assert make_model(target_kl=target_kl, **shared).learn(64).kl_coef == coefficient
+    assert make_model(**shared).learn(64).kl_coef == 1.0
 
 
 def test_adapted_kl_coefficient_stays_within_limits():

@@ -177,6 +177,33 @@ class MinAtarCNN(BaseFeaturesExtractor):
         return self.linear(self.cnn(observations.permute(0, 3, 1, 2)))
 
 
+class DuelingHead(nn.Module):
+    """
+    Dueling head of an action-value critic: ``Q(s, a) = V(s) + A(s, a) - mean_a' A(s, a')``.
+
+    What is learnt from the action taken moves the values of all other actions of that state too. With one output per action,
+    each output learns from its own action only, which is slow for actions that are rarely taken.
+
+    Paper: Dueling Network Architectures, Wang et al. 2016, equation 9, https://arxiv.org/abs/1511.06581
+
+    :param in_features: Number of features
+    :param n_actions: Number of actions
+    """
+
+    def __init__(self, in_features: int, n_actions: int) -> None:
+        super().__init__()
+        self.value_net = nn.Linear(in_features, 1)
+        self.advantage_net = nn.Linear(in_features, n_actions)
+
+    def forward(self, features: th.Tensor) -> th.Tensor:
+        """
+        :param features: Features, shape (batch_size, in_features)
+        :return: ``Q(s, a)``, shape (batch_size, n_actions)
+        """
+        advantages = self.advantage_net(features)
+        return self.value_net(features) + advantages - advantages.mean(dim=1, keepdim=True)
+
+
 class SharedMlp(BaseFeaturesExtractor):
     """
     Layers that the actor and the critic of an ``MlpPolicy`` share, which SB3's ``net_arch`` keeps apart. With

@@ -15,6 +15,7 @@ from torch.distributions import Categorical
 from sb3_qac.common.checks import check_action_space
 from sb3_qac.common.losses import state_values
 from sb3_qac.common.policies import PixelPolicy
+from sb3_qac.common.torch_layers import DuelingHead
 
 
 class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
@@ -41,12 +42,13 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         ``th.optim.Adam`` by default
     :param optimizer_kwargs: Additional keyword arguments,
         excluding the learning rate, to pass to the optimizer
+    :param dueling: Whether ``q_net`` is a ``DuelingHead``
     :param kwargs: Arguments of ``ActorCriticPolicy`` for continuous actions, such as ``use_sde``.
         SB3 passes them, and files of saved policies contain them; they have no effect here.
     """
 
     action_space: spaces.Discrete
-    q_net: nn.Linear
+    q_net: nn.Linear | DuelingHead
     # Within ``keep_evaluations``: what it returns
     _evaluations: list[tuple[th.Tensor, th.Tensor]] | None = None
 
@@ -64,9 +66,13 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         normalize_images: bool = True,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
+        *,
+        dueling: bool = False,
         **kwargs: Any,
     ) -> None:
         check_action_space(action_space)
+        # Set first: the constructor of SB3's policy calls ``_build``
+        self.dueling = dueling
         super().__init__(
             observation_space,
             action_space,
@@ -91,7 +97,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         """
         super()._build(lr_schedule)
         del self.value_net
-        self.q_net = nn.Linear(self.mlp_extractor.latent_dim_vf, int(self.action_space.n))
+        head = DuelingHead if self.dueling else nn.Linear
+        self.q_net = head(self.mlp_extractor.latent_dim_vf, int(self.action_space.n))
         if self.ortho_init:
             self.q_net.apply(partial(self.init_weights, gain=1))
         # The optimizer that SB3 made holds the parameters of the removed head
@@ -99,8 +106,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
-        # SB3 leaves this one out; without it, separate trunks could not be loaded again
-        data.update(share_features_extractor=self.share_features_extractor)
+        # SB3 leaves the first one out; without it, separate trunks could not be loaded again
+        data.update(share_features_extractor=self.share_features_extractor, dueling=self.dueling)
         return data
 
     def _actor_critic(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor, th.Tensor]:
@@ -215,6 +222,7 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
         ``th.optim.Adam`` by default
     :param optimizer_kwargs: Additional keyword arguments,
         excluding the learning rate, to pass to the optimizer
+    :param dueling: Whether ``q_net`` is a ``DuelingHead``
     :param kwargs: Arguments of ``ActorCriticCnnPolicy`` for continuous actions, such as ``use_sde``.
         SB3 passes them, and files of saved policies contain them; they have no effect here.
     """
@@ -233,6 +241,8 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
         normalize_images: bool = True,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
+        *,
+        dueling: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -248,6 +258,7 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
             normalize_images=normalize_images,
             optimizer_class=optimizer_class,
             optimizer_kwargs=optimizer_kwargs,
+            dueling=dueling,
             **kwargs,
         )
 
@@ -272,6 +283,7 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
         ``th.optim.Adam`` by default
     :param optimizer_kwargs: Additional keyword arguments,
         excluding the learning rate, to pass to the optimizer
+    :param dueling: Whether ``q_net`` is a ``DuelingHead``
     :param kwargs: Arguments of ``MultiInputActorCriticPolicy`` for continuous actions, such as ``use_sde``.
         SB3 passes them, and files of saved policies contain them; they have no effect here.
     """
@@ -290,6 +302,8 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
         normalize_images: bool = True,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
+        *,
+        dueling: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -305,6 +319,7 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
             normalize_images=normalize_images,
             optimizer_class=optimizer_class,
             optimizer_kwargs=optimizer_kwargs,
+            dueling=dueling,
             **kwargs,
         )
 

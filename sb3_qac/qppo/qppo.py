@@ -128,7 +128,7 @@ class QPPO(OnPolicyAlgorithm):
         clip_range: float | Schedule = 0.2,
         # PPO's order ends here: its next argument is `clip_range_vf`
         *,
-        ent_coef: float = 0.05,
+        ent_coef: float = 0.02,
         vf_coef: float = 0.5,
         max_grad_norm: float | None = 0.5,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
@@ -140,7 +140,7 @@ class QPPO(OnPolicyAlgorithm):
         verbose: int = 0,
         seed: int | None = None,
         device: th.device | str = "auto",
-        kl_coef: float = 1.0,
+        kl_coef: float = 0.3,
         beta: float = 1.0,
         policy_gradient: Literal["all-action", "sampled"] = "all-action",
         advantage_scale: Literal["corrected", "critic"] | None = "corrected",

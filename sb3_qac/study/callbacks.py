@@ -52,6 +52,7 @@ class EvaluateFromReturn(BaseCallback):
     def _on_step(self) -> bool:
         if not self.switched_on:
             episodes = self.model.ep_info_buffer
+            assert episodes is not None and episodes.maxlen is not None
             n_episodes = min(self.evaluation.n_eval_episodes, episodes.maxlen)
             returns = [episode["r"] for episode in list(episodes)[-n_episodes:]]
             self.switched_on = len(returns) == n_episodes and float(np.mean(returns)) >= self.from_return
