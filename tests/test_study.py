@@ -365,16 +365,17 @@ def test_the_table_tells_how_far_each_is(tmp_path):
 
 
 def test_the_summary_names_the_steps_the_time_and_the_return_of_finished_runs(tmp_path):
-    runs = make_grid("cartpole", ["qa2c"], [0, 1, 2], tmp_path, stop_return=475.0)
-    for run, finished, mean_return in zip(runs, (True, True, False), (480.0, 20.0, 480.0), strict=True):
+    runs = make_grid("cartpole", ["qa2c"], [0, 1, 2, 3], tmp_path, stop_return=475.0)
+    for run, finished, mean_return in zip(runs, (True, True, True, False), (480.0, 20.0, None, 480.0), strict=True):
         status = {"steps": 12_000, "seconds": 83.4, "finished": finished}
-        status["last_evaluation"] = {"steps": 10_000, "mean_return": mean_return}
+        status["last_evaluation"] = None if mean_return is None else {"steps": 10_000, "mean_return": mean_return}
         Path(run.folder).mkdir(parents=True)
         Path(run.folder, "status.json").write_text(json.dumps(status))
     evaluated = "12,000 steps in 0:01:23, return {} in the evaluation at 10,000: it {} 475"
     assert list(summary(runs)) == [
         f"{runs[0].folder}: {evaluated.format('480.00', 'reached')}",
         f"{runs[1].folder}: {evaluated.format('20.00', 'did not reach')}",
+        f"{runs[2].folder}: 12,000 steps in 0:01:23, no evaluation: it did not reach 475",
     ]
 
 

@@ -248,6 +248,8 @@ def summary(runs: Sequence[Run]) -> Iterator[str]:
         line = f"{run.folder}: {status['steps']:,} steps in {timedelta(seconds=round(status['seconds']))}"
         if (evaluation := status["last_evaluation"]) is not None:
             line += f", return {evaluation['mean_return']:.2f} in the evaluation at {evaluation['steps']:,}"
-            if run.stop_return is not None:
-                line += f": it {'reached' if run.reached else 'did not reach'} {run.stop_return:g}"
+        else:
+            line += ", no evaluation"
+        if run.stop_return is not None:
+            line += f": it {'reached' if run.reached else 'did not reach'} {run.stop_return:g}"
         yield line
