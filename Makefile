@@ -4,6 +4,8 @@ VENV ?= .venv
 ALGO ?= qppo
 STEPS ?= $(if $(filter qppo,$(ALGO)),2000000,15000000)
 SEED ?= 0
+# PyTorch threads of QPPO. With other work on the machine, 1 is faster: two threads would wait for each other
+THREADS ?= 2
 
 ifeq ($(filter qppo qa2c,$(ALGO)),)
 $(error ALGO is $(ALGO), but must be qppo or qa2c)
@@ -31,7 +33,7 @@ train: train-$(ALGO)  ## Train QPPO on Pong until it wins by 18 (STEPS=2000000 S
 PONG := logs/pong-$(STEPS)
 train-qppo: $(READY)
 	$(BIN)/python -m sb3_qac study pong --algos qppo --seeds $(SEED) --steps $(STEPS) --stop-return 18 --eval-freq 25000 \
-		--eval-from 15 --dtype bfloat16 --threads 2 --wandb disabled --output $(PONG)
+		--eval-from 15 --dtype bfloat16 --threads $(THREADS) --wandb disabled --output $(PONG)
 	$(BIN)/python -m sb3_qac report $(PONG) --goal 18
 	$(BIN)/python -m sb3_qac video $(PONG)/qppo_seed-$(SEED) --games 1 --gif --output $(PONG)
 	$(BIN)/python -m sb3_qac export $(PONG)/qppo_seed-$(SEED) logs
