@@ -211,6 +211,15 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=f"other settings in .*task1_seed-0: `{name}` is {value}, and was"):
             run_study(grid(**{**SMALL, name: value}))
+    # A run from before there was a setting was trained without it
+    path = tmp_path / "study" / "task1_seed-0" / "run.json"
+    settings = json.loads(path.read_text())
+    del settings["eval_from"]
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"other settings in .*task1_seed-0: `eval_from` is 9\.5, and was None"):
+        run_study(grid(**SMALL, eval_from=9.5))
+    assert run_study(grid(**SMALL)) == {}
+    path.write_bytes(before[path])
     # Where it is computed does not matter, nor where its settings lie
     (tmp_path / "moved").mkdir()
     other = shutil.copy(config, tmp_path / "moved")
