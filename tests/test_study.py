@@ -282,14 +282,15 @@ def test_evaluations_begin_when_training_episodes_reach_a_return_and_take_place_
     assert list(some) == [step for step in every if step >= first] and 0 < len(some) < len(every)
     assert evaluations("none", eval_from=501.0) == {}
 
-    # A resume remembers that it was switched on, although the last episodes may be worse again
-    interrupt_at = next(iter(some)) + 80
-    (run,) = make_grid("cartpole", ["task1"], [0], tmp_path / "resumed", **{**SMALL, "eval_freq": 200, "eval_from": bound})
-    with background_ctrl_c():
-        train_run(run)
-    assert not run.finished
-    interrupt_at = None
-    assert evaluations("resumed", eval_from=bound) == some
+    # A resume remembers whether it was switched on, although the last episodes may be worse again
+    begin = next(iter(some))
+    for name, interrupt_at in {"before": first - 80, "between": begin - 80, "after": begin + 80}.items():
+        (run,) = make_grid("cartpole", ["task1"], [0], tmp_path / name, **{**SMALL, "eval_freq": 200, "eval_from": bound})
+        with background_ctrl_c():
+            train_run(run)
+        assert not run.finished
+        interrupt_at = None
+        assert evaluations(name, eval_from=bound) == some
 
 
 def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
