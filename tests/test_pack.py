@@ -200,18 +200,21 @@ def test_curves_are_thinned_to_means_of_consecutive_rows(live):
 
 def test_the_command_of_a_run_gives_that_run(tmp_path):
     settings = dict(n_timesteps=7, eval_freq=5, stop_return=18.5, n_eval_episodes=2, deterministic=True, native=False)
-    settings.update(dtype=None, n_threads=2, device="cpu", wandb="disabled")
+    settings.update(eval_from=-20.0, dtype=None, n_threads=2, device="cpu", wandb="disabled")
     config = tmp_path / "mine.yml"
     config.write_text("{}")
     for run in (
         make_grid("CartPole-v1", ["task2"], [3], tmp_path)[0],
         make_grid("BreakoutNoFrameskip-v4", ["a2c"], [0], tmp_path, **settings)[0],
         make_grid("BreakoutNoFrameskip-v4", ["a2c"], [0], tmp_path, dtype="bfloat16")[0],
+        make_grid("BreakoutNoFrameskip-v4", ["a2c"], [0], tmp_path, stop_return=1234567.5, eval_from=0.0)[0],
     ):
         words = command_of(dataclasses.asdict(run)).split()
         assert words[:3] == ["python", "-m", "sb3_qac"]
         (again,) = grid_of(make_parser().parse_args(words[3:]), tmp_path)
         assert again == run
+    whole = command_of({**dataclasses.asdict(run), "stop_return": 18.0, "eval_from": 15.0})
+    assert whole.endswith(" --stop-return 18 --eval-from 15")
     assert "--conf-file mine.yml" in command_of({**dataclasses.asdict(run), "config": str(config)})
 
 

@@ -51,6 +51,18 @@ def study(tmp_path):
     return tmp_path
 
 
+def test_a_report_tells_that_evaluations_began_late(tmp_path):
+    write_run(tmp_path, "a2c", 0, [], eval_from=15.0)
+    late = "were not evaluated before their last training episodes, as many as an evaluation has, returned 15 on average"
+    assert f" Runs {late}" in markdown(tmp_path, load_study(tmp_path), None)
+    # Also a run from before there was this setting
+    write_run(tmp_path, "a2c", 1, [[4, 6]])
+    assert f" Some runs {late}" in markdown(tmp_path, load_study(tmp_path), None)
+    for path in tmp_path.glob("*/run.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "eval_from": None}))
+    assert "not evaluated" not in markdown(tmp_path, load_study(tmp_path), None)
+
+
 def test_groups_hold_their_seeds_in_order(study):
     groups = load_study(study)["Game-v0"]
     assert {group: [record.name for record in records] for group, records in groups.items()} == {

@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def finish(run, returns, seconds=1.5):
     folder = Path(run.folder)
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "evaluations.npz", results=np.array(returns, dtype=float))
-    (folder / "run.json").write_text(json.dumps({"commit": "abc"}))
+    (folder / "run.json").write_text(json.dumps({**asdict(run), "commit": "abc"}))
     (folder / "status.json").write_text(json.dumps({"finished": True, "steps": run.n_timesteps, "seconds": seconds}))
 
 
@@ -234,7 +235,6 @@ def test_a_search_that_is_refused_leaves_the_files_of_the_other(tmp_path, monkey
     def train(runs, jobs):
         for run in runs:
             finish(run, [[1.0]])
-            Path(run.folder, "run.json").write_text(json.dumps({"hyperparams": run.hyperparams}))
         return {}
 
     monkeypatch.setattr(module, "run_study", train)

@@ -211,6 +211,15 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=f"other settings in .*task1_seed-0: `{name}` is {value}, and was"):
             run_study(grid(**{**SMALL, name: value}))
+    # A run from before there was a setting was trained without it
+    path = tmp_path / "study" / "task1_seed-0" / "run.json"
+    settings = json.loads(path.read_text())
+    del settings["eval_from"]
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"other settings in .*task1_seed-0: `eval_from` is 9\.5, and was None"):
+        run_study(grid(**SMALL, eval_from=9.5))
+    assert run_study(grid(**SMALL)) == {}
+    path.write_bytes(before[path])
     # Where it is computed does not matter, nor where its settings lie
     (tmp_path / "moved").mkdir()
     other = shutil.copy(config, tmp_path / "moved")
@@ -273,14 +282,15 @@ def test_evaluations_begin_when_training_episodes_reach_a_return_and_take_place_
     assert list(some) == [step for step in every if step >= first] and 0 < len(some) < len(every)
     assert evaluations("none", eval_from=501.0) == {}
 
-    # A resume remembers that it was switched on, although the last episodes may be worse again
-    interrupt_at = next(iter(some)) + 80
-    (run,) = make_grid("cartpole", ["task1"], [0], tmp_path / "resumed", **{**SMALL, "eval_freq": 200, "eval_from": bound})
-    with background_ctrl_c():
-        train_run(run)
-    assert not run.finished
-    interrupt_at = None
-    assert evaluations("resumed", eval_from=bound) == some
+    # A resume remembers whether it was switched on, although the last episodes may be worse again
+    begin = next(iter(some))
+    for name, interrupt_at in {"before": first - 80, "between": begin - 80, "after": begin + 80}.items():
+        (run,) = make_grid("cartpole", ["task1"], [0], tmp_path / name, **{**SMALL, "eval_freq": 200, "eval_from": bound})
+        with background_ctrl_c():
+            train_run(run)
+        assert not run.finished
+        interrupt_at = None
+        assert evaluations(name, eval_from=bound) == some
 
 
 def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):

@@ -29,12 +29,12 @@ def test_the_user_s_settings_are_kept(before, after, monkeypatch):
     assert {name: os.environ[name] for name in names if name in os.environ} == after
 
 
-@pytest.mark.parametrize("command", [["study", "pong"], ["benchmark", "--env", "CartPole-v1"]])
+@pytest.mark.parametrize("command", [["study", "pong"], ["search", "minatar"], ["benchmark", "--env", "CartPole-v1"]])
 def test_commands_that_train_limit_it_before_pytorch_is_loaded(command):
-    # A command that did not call it would end with another exit code
+    # PyTorch cannot be imported, so a command that does not call it first ends with another exit code, and trains nothing
     code = (
         "import sys; from sb3_qac.__main__ import main; from sb3_qac.common import threads\n"
-        "threads.limit_spinning = lambda: sys.exit(8 if 'torch' in sys.modules else 7)\n"
+        "sys.modules['torch'] = None; threads.limit_spinning = lambda: sys.exit(7)\n"
         f"main({command})"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 7

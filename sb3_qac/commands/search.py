@@ -36,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code, 1 if a run failed
     """
+    from sb3_qac.common.threads import limit_spinning
+
+    # Before PyTorch is imported
+    limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.study.search import load_search, run_search, search_file
 

@@ -1,6 +1,6 @@
 import os
 
-# Rounds of busy waiting, some microseconds; the default of GNU OpenMP is 300,000, or billions in some of its versions
+# Rounds of busy waiting, under a millisecond; the default of GNU OpenMP is 300,000, or billions in some of its versions
 SPIN_COUNT = 10_000
 
 

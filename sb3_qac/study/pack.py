@@ -36,6 +36,7 @@ OPTIONS = {
     "n_timesteps": ("--steps", 0),
     "stop_return": ("--stop-return", None),
     "eval_freq": ("--eval-freq", 300_000),
+    "eval_from": ("--eval-from", None),
     "n_eval_episodes": ("--eval-episodes", 30),
     "dtype": ("--dtype", "float32"),
     "config": ("--conf-file", None),
@@ -128,7 +129,8 @@ def command_of(settings: dict[str, Any]) -> str:
     for name, (option, default) in OPTIONS.items():
         value = settings.get(name, default)
         if value is not None and value != default:
-            words += [option, Path(value).name if name == "config" else f"{value:g}" if name == "stop_return" else str(value)]
+            # A return that is a whole number has no ".0", as users write it
+            words += [option, Path(value).name if name == "config" else str(value).removesuffix(".0")]
     words += ["--deterministic"] if settings.get("deterministic") else []
     words += [] if settings.get("native", True) else ["--stock"]
     return shlex.join(words)

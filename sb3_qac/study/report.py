@@ -217,7 +217,9 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
         "",
         f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores. "
         "Thick lines are means over the episodes of all seeds, shaded with their standard error over episodes (not over "
-        "seeds). Each thin line is one seed." + (STOPPED if any(record.stopped for record in records) else ""),
+        "seeds). Each thin line is one seed."
+        + _evaluated_from(records)
+        + (STOPPED if any(record.stopped for record in records) else ""),
         "",
     ]
     if several:
@@ -236,6 +238,17 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
         _provenance(records),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _evaluated_from(records: list[Record]) -> str:
+    bounds = sorted({x for record in records if (x := record.settings.get("eval_from")) is not None})
+    if not bounds:
+        return ""
+    evaluated = "Runs were" if all(record.settings.get("eval_from") is not None for record in records) else "Some runs were"
+    return (
+        f" {evaluated} not evaluated before their last training episodes, as many as an evaluation has, returned "
+        f"{' or '.join(f'{x:g}' for x in bounds)} on average (`--eval-from`)."
+    )
 
 
 def _unfinished(records: list[Record]) -> list[str]:

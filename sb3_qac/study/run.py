@@ -77,6 +77,9 @@ def check_same_run(run: Run) -> None:
     :raises ValueError: if its folder contains a run with other settings, unless that run failed, perhaps because of them
     """
     kept = {} if Path(run.folder, "error.txt").is_file() else read_json(Path(run.folder, "run.json"))
+    if kept:
+        # A setting that its file does not have is newer than the run, and was at its default
+        kept = {**{x.name: x.default for x in dataclasses.fields(Run) if x.default is not dataclasses.MISSING}, **kept}
     # In the form that they have in the file
     settings = json.loads(json.dumps(asdict(run)))
     different = [
