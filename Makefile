@@ -4,8 +4,9 @@ VENV ?= .venv
 ALGO ?= qppo
 STEPS ?= $(if $(filter qppo,$(ALGO)),2000000,15000000)
 SEED ?= 0
-# PyTorch threads of QPPO. With other work on the machine, 1 is faster: two threads would wait for each other
-THREADS ?= 2
+# PyTorch threads of QPPO; the games have as many as there are cores. On an idle machine with two cores, 2 is somewhat faster. With
+# other work on it 2 is many times slower, because the threads wait for each other at every operation
+THREADS ?= 1
 
 ifeq ($(filter qppo qa2c,$(ALGO)),)
 $(error ALGO is $(ALGO), but must be qppo or qa2c)
