@@ -59,13 +59,7 @@ from tests.envs import InterruptAt, Interrupted
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
 from tests.wandb_files import wandb_configs, wandb_parts
 
-
-@pytest.fixture(autouse=True)
-def ctrl_c():
-    """Where the tests run in the background, the shell has switched Ctrl-C off for them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def make_model(algorithm, folder=None, env_id="CartPole-v1", n_envs=4, normalize=False, **kwargs):

@@ -1,6 +1,5 @@
 """A study trains its grid, each run once, however often it is started."""
 
-import contextlib
 import functools
 import io
 import json
@@ -33,16 +32,6 @@ from sb3_qac.study.train import train_run
 from sb3_qac.zoo import presets
 
 SMALL = dict(n_timesteps=2000, eval_freq=800, n_eval_episodes=3, wandb="disabled", device="cpu")
-
-
-@contextlib.contextmanager
-def background_ctrl_c():
-    """Ctrl-C works, even where the tests run in the background and the shell has switched it off for them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def content(folder):
@@ -253,6 +242,7 @@ def test_a_run_stops_at_its_return(tmp_path):
     assert run.finished and read_json(Path(run.folder, "status.json"))["steps"] == 800
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_evaluations_begin_when_training_episodes_reach_a_return_and_take_place_at_the_same_steps(tmp_path, monkeypatch):
     def evaluations(name, **settings):
         (run,) = make_grid("cartpole", ["task1"], [0], tmp_path / name, **{**SMALL, "eval_freq": 200, **settings})
@@ -286,13 +276,13 @@ def test_evaluations_begin_when_training_episodes_reach_a_return_and_take_place_
     begin = next(iter(some))
     for name, interrupt_at in {"before": first - 80, "between": begin - 80, "after": begin + 80}.items():
         (run,) = make_grid("cartpole", ["task1"], [0], tmp_path / name, **{**SMALL, "eval_freq": 200, "eval_from": bound})
-        with background_ctrl_c():
-            train_run(run)
+        train_run(run)
         assert not run.finished
         interrupt_at = None
         assert evaluations(name, eval_from=bound) == some
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["task1"], [0], tmp_path, **SMALL)
 
@@ -303,8 +293,7 @@ def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(SnapshotCallback, "_on_step", interrupted)
-        with background_ctrl_c():
-            train_run(run)
+        train_run(run)
     path = Path(run.folder, "status.json")
     status = read_json(path)
     assert not status["finished"] and checkpoints_in(Path(run.folder, "checkpoints"))

@@ -103,9 +103,8 @@ def test_a_diagnosis_measures_its_gradients_and_plays_actions_on_purpose(study, 
 
 
 @pytest.fixture
-def ctrl_c_at_update(monkeypatch):
-    """Ctrl-C in one of QPPO's updates; where the tests run in the background, the shell has switched it off for them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def ctrl_c_at_update(ctrl_c, monkeypatch):
+    """Ctrl-C in one of QPPO's updates."""
     train = QPPO.train
 
     def interrupt_at(n_updates):
@@ -116,8 +115,7 @@ def ctrl_c_at_update(monkeypatch):
 
         monkeypatch.setattr(QPPO, "train", train_or_interrupt)
 
-    yield interrupt_at
-    signal.signal(signal.SIGINT, before)
+    return interrupt_at
 
 
 def assert_same_agent(one, other):
