@@ -303,6 +303,17 @@ def test_minatars_network_normalises_its_layers_before_their_relu():
     th.testing.assert_close(network(grids), expected)
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_minatars_network_has_one_memory_layout_in_both_directions(layer_norm):
+    network = MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm=layer_norm)
+    contiguous = []
+    for layer in network.cnn[:-1]:
+        layer.register_forward_hook(lambda layer, inputs, output: contiguous.append(output.is_contiguous()))
+        layer.register_full_backward_hook(lambda layer, gradients, of_output: contiguous.append(of_output[0].is_contiguous()))
+    network((th.rand(3, 10, 10, 4) < 0.1).float()).sum().backward()
+    assert contiguous == [True] * 2 * (len(network.cnn) - 1)
+
+
 @pytest.mark.parametrize("algorithm", [QA2C, A2C])
 def test_a_shared_body_leaves_only_the_heads_apart(algorithm):
     kwargs = dict(features_extractor_class=SharedMlp, features_extractor_kwargs=dict(features_dim=8), net_arch=[])

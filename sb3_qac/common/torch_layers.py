@@ -162,19 +162,19 @@ class MinAtarCNN(BaseFeaturesExtractor):
         super().__init__(observation_space, features_dim)
         height, width, n_channels = observation_space.shape
 
-        def norm(n_units: int) -> list[nn.Module]:
-            return [nn.GroupNorm(1, n_units)] if layer_norm else []
-
-        self.cnn = nn.Sequential(nn.Conv2d(n_channels, 16, kernel_size=3), *norm(16), nn.ReLU(), nn.Flatten())
+        cnn_norm, linear_norm = ([nn.GroupNorm(1, 16)], [nn.LayerNorm(features_dim)]) if layer_norm else ([], [])
+        self.cnn = nn.Sequential(nn.Conv2d(n_channels, 16, kernel_size=3), *cnn_norm, nn.ReLU(), nn.Flatten())
         n_flatten = 16 * (height - 2) * (width - 2)
-        self.linear = nn.Sequential(nn.Linear(n_flatten, features_dim), *norm(features_dim), nn.ReLU())
+        self.linear = nn.Sequential(nn.Linear(n_flatten, features_dim), *linear_norm, nn.ReLU())
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         """
         :param observations: Grids, shape (batch_size, height, width, channels)
         :return: Features, shape (batch_size, features_dim)
         """
-        return self.linear(self.cnn(observations.permute(0, 3, 1, 2)))
+        # Contiguous, because the gradient that comes back through the flattening is: in two memory layouts, ReLU's gradient alone
+        # takes a quarter of the network's time
+        return self.linear(self.cnn(observations.permute(0, 3, 1, 2).contiguous()))
 
 
 class DuelingHead(nn.Module):
