@@ -306,12 +306,15 @@ def test_minatars_network_normalises_its_layers_before_their_relu():
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_minatars_network_has_one_memory_layout_in_both_directions(layer_norm):
     network = MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm=layer_norm)
-    contiguous = []
+    outputs = []
     for layer in network.cnn[:-1]:
-        layer.register_forward_hook(lambda layer, inputs, output: contiguous.append(output.is_contiguous()))
-        layer.register_full_backward_hook(lambda layer, gradients, of_output: contiguous.append(of_output[0].is_contiguous()))
-    network((th.rand(3, 10, 10, 4) < 0.1).float()).sum().backward()
-    assert contiguous == [True] * 2 * (len(network.cnn) - 1)
+        layer.register_forward_hook(lambda layer, inputs, output: outputs.append(output))
+    features = network((th.rand(3, 10, 10, 4) < 0.1).float())
+    for output in outputs:
+        output.retain_grad()
+    features.sum().backward()
+    assert len(outputs) == len(network.cnn) - 1
+    assert all(output.is_contiguous() and output.grad.is_contiguous() for output in outputs)
 
 
 @pytest.mark.parametrize("algorithm", [QA2C, A2C])

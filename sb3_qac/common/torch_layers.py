@@ -172,8 +172,8 @@ class MinAtarCNN(BaseFeaturesExtractor):
         :param observations: Grids, shape (batch_size, height, width, channels)
         :return: Features, shape (batch_size, features_dim)
         """
-        # Contiguous, because the gradient that comes back through the flattening is: in two memory layouts, ReLU's gradient alone
-        # takes a quarter of the network's time
+        # Contiguous, as the gradient that comes back through the flattening is. With two memory layouts, ReLU's gradient alone
+        # takes a quarter of the network's time.
         return self.linear(self.cnn(observations.permute(0, 3, 1, 2).contiguous()))
 
 
