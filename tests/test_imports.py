@@ -45,6 +45,7 @@ STUDY_FLOORS = [
     {"callbacks", "gradients", "snapshots", "statistics"},
     {"analysis", "manager", "pack"},
     {"agents", "loading", "train"},
+    {"workers"},
     {"diagnose", "grid", "video"},
     {"benchmark", "report", "search"},
     {"ladder", "until_return"},

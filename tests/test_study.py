@@ -3,10 +3,13 @@
 import functools
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +226,38 @@ def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path):
     for one, other in zip(*grids, strict=True):
         results = [np.load(Path(run.folder, "evaluations.npz"))["results"] for run in (one, other)]
         np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(tmp_path, ctrl_c, number):
+    runs = make_grid("cartpole", ["task1"], [0, 1, 2], tmp_path, n_timesteps=10**7, eval_freq=10**7, wandb="disabled")
+    checkpoints = [Path(run.folder, "checkpoints") for run in runs]
+
+    def terminated(number, frame):
+        raise KeyboardInterrupt
+
+    def stop_both():
+        # A checkpoint before the first step is the first that a training does
+        while not all(checkpoints_in(folder) for folder in checkpoints[:2]):
+            time.sleep(0.1)
+        os.kill(os.getpid(), number)
+
+    handler = signal.signal(signal.SIGTERM, terminated)
+    threading.Thread(target=stop_both, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_study(runs, jobs=2)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    for run, folder in zip(runs[:2], checkpoints, strict=False):
+        last = int(checkpoints_in(folder)[-1].name.split(".")[0].removeprefix("step-"))
+        # `status.json` is written at most once a second, so it may be older
+        assert last > 0 and last >= read_json(Path(run.folder, "status.json"))["steps"]
+    # No training was begun afterwards, and none goes on
+    assert not Path(runs[2].folder, "run.json").exists()
+    sizes = [Path(run.folder, "0.monitor.csv").stat().st_size for run in runs[:2]]
+    time.sleep(1)
+    assert [Path(run.folder, "0.monitor.csv").stat().st_size for run in runs[:2]] == sizes
 
 
 def test_a_failed_run_is_reported_and_does_not_stop_the_others(tmp_path):

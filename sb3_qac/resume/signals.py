@@ -15,10 +15,12 @@ class DeferredSignals:
     signal is handled at once, and so is a signal outside the training.
 
     :param is_training: Function that says whether the frame that a signal interrupted belongs to the training
+    :param on_deferred: Function that is called when a signal is deferred, if any
     """
 
-    def __init__(self, is_training: Callable[[FrameType | None], bool]) -> None:
+    def __init__(self, is_training: Callable[[FrameType | None], bool], on_deferred: Callable[[], None] | None = None) -> None:
         self.is_training = is_training
+        self.on_deferred = on_deferred
         # The deferred signal
         self.pending: int | None = None
         self._handlers: dict[int, Any] = {}
@@ -62,3 +64,5 @@ class DeferredSignals:
         message = f"\n{name}: stopping with a checkpoint after this update or evaluation. A second one stops at once.\n"
         with contextlib.suppress(OSError):
             os.write(2, message.encode())
+        if self.on_deferred is not None:
+            self.on_deferred()

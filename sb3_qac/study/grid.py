@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-from joblib import Parallel, delayed
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
@@ -21,12 +20,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
-from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import read_json
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.train import train_run
+from sb3_qac.study.workers import train_in_processes
 from sb3_qac.zoo import register
 
 # How often a run is retried after its machine is lost, and how many seconds a run has to write its last checkpoint
@@ -138,10 +137,11 @@ def run_here(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]
     :param jobs: Number of runs at once
     :return: each run in its turn, and its error, if there was one
     """
-    results = Parallel(n_jobs=jobs, return_as="generator", initializer=keep_freed_memory)(
-        delayed(train_run)(run) for run in runs
-    )
-    yield from zip(runs, results, strict=True)
+    if jobs > 1:
+        yield from train_in_processes(runs, jobs)
+    else:
+        for run in runs:
+            yield run, train_run(run)
 
 
 def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | None]]:
