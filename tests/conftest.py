@@ -13,3 +13,12 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def quick_bootstrap(monkeypatch):
+    """Reports with fewer bootstrap samples, which would take most of their tests' time."""
+    from sb3_qac.study import analysis
+
+    monkeypatch.setattr(analysis, "N_BOOTSTRAP", 50)
+    monkeypatch.setattr(analysis, "N_BOOTSTRAP_OF_RANKS", 50)

@@ -1,11 +1,11 @@
 """A packed study says what its folders said."""
 
+import contextlib
 import dataclasses
 import gzip
+import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ import pytest
 
 from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
-from sb3_qac.study import analysis
 from sb3_qac.study.diagnose import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.ladder import write_page
@@ -26,9 +25,7 @@ PARTS = {"": 5, "part": 2, "stopped": 1}
 FILES = ["curves.csv.gz", "diagnosis.json", "evaluations.csv.gz", "runs.csv"]
 
 
-@pytest.fixture(autouse=True)
-def quick_bootstrap(monkeypatch):
-    monkeypatch.setattr(analysis, "N_BOOTSTRAP_OF_RANKS", 50)
+pytestmark = pytest.mark.usefixtures("quick_bootstrap")
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +46,10 @@ def live(tmp_path_factory):
 @pytest.fixture(scope="module")
 def packed(live, tmp_path_factory):
     output = tmp_path_factory.mktemp("results") / "cartpole"
-    result = subprocess.run(
-        [sys.executable, "-m", "sb3_qac", "pack", str(live), "--output", str(output)], capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["pack", str(live), "--output", str(output)]) == 0
     assert sorted(path.name for path in output.iterdir()) == FILES
-    assert sorted(result.stdout.split()) == [str(output / name) for name in FILES]
+    assert sorted(printed.getvalue().split()) == [str(output / name) for name in FILES]
     return output
 
 

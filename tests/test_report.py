@@ -9,16 +9,12 @@ from PIL import Image
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.__main__ import main
-from sb3_qac.study import analysis
 from sb3_qac.study.analysis import paragraphs
 from sb3_qac.study.loading import load_study
 from sb3_qac.study.report import _panels, _styles, markdown, median_curve, table, write_report
 from sb3_qac.study.statistics import common_evaluations, difference, pooled, standard_error
 
-
-@pytest.fixture(autouse=True)
-def quick_bootstrap(monkeypatch):
-    monkeypatch.setattr(analysis, "N_BOOTSTRAP_OF_RANKS", 50)
+pytestmark = pytest.mark.usefixtures("quick_bootstrap")
 
 
 def write_run(
