@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -222,6 +223,46 @@ def test_a_search_that_was_stopped_goes_on(tmp_path, monkeypatch):
     assert run_search(search, ["a2c", "large"], tmp_path) == {}
     assert training.calls[-2:] == [[], []] and (tmp_path / "search.csv").read_bytes() == before
     assert before.count(b"\n") == 1 + 10 + 8 + 6 + 8
+
+
+def test_the_table_and_the_candidates_carry_a_search_to_another_machine(tmp_path, monkeypatch):
+    search = make_search(tmp_path)
+    monkeypatch.setattr(module, "run_study", FakeTraining(stop_after=3))
+    with pytest.raises(KeyboardInterrupt):
+        run_search(search, ["a2c"], tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    for name in (module.RUNS_FILE, module.CANDIDATES_FILE):
+        shutil.copy(tmp_path / "one" / name, tmp_path / "two")
+    for folder in ("one", "two"):
+        monkeypatch.setattr(module, "run_study", training := FakeTraining())
+        assert run_search(search, ["a2c"], tmp_path / folder) == {}
+        assert [len(call) for call in training.calls] == [10 - 3, 8]
+    contents = [(tmp_path / folder / module.RUNS_FILE).read_bytes() for folder in ("one", "two")]
+    assert contents[0] == contents[1]
+    one, two = (standings(search, "a2c", tmp_path / folder) for folder in ("one", "two"))
+    assert [(trial.candidate, trial.mean) for trial in one] == [(trial.candidate, trial.mean) for trial in two]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "a2c, candidate 1, .* has other hyperparameters"),
+        ({"references": {"CartPole-v1": 100}}, "Acrobot-v1, seed 0 is not in the search"),
+        ({"rounds": [{"candidates": 5, "seeds": [1], "steps": 200}]}, "CartPole-v1, seed 0 is not in the search"),
+        ({"rounds": [{"candidates": 5, "seeds": [0], "steps": 400}]}, "seed 0 ended after 200 steps, and has 400"),
+        ({"algorithms": {"large": CONTENT["algorithms"]["large"]}}, "a2c, candidate 0, .* is not in the search"),
+    ],
+)
+def test_the_table_of_another_search_is_refused_and_stays(tmp_path, monkeypatch, changes, message):
+    monkeypatch.setattr(module, "run_study", FakeTraining())
+    search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
+    assert run_search(search, ["a2c"], tmp_path) == {}
+    shutil.rmtree(tmp_path / "round-1")
+    before = [(tmp_path / name).read_bytes() for name in (module.RUNS_FILE, module.CANDIDATES_FILE)]
+    other = make_search(tmp_path, **{"rounds": CONTENT["rounds"][:1], **changes})
+    with pytest.raises(ValueError, match=f"table of a search with other settings: .*{message}"):
+        run_search(other, list(other.algorithms), tmp_path)
+    assert before == [(tmp_path / name).read_bytes() for name in (module.RUNS_FILE, module.CANDIDATES_FILE)]
 
 
 # ---- the command ----

@@ -16,7 +16,8 @@ def add_parser(commands: Any) -> None:
         "search",
         help="search hyperparameters: one setting for several tasks, with the same budget for each algorithm",
         description="Trains the candidates of each algorithm in rounds, and the best ones again with more steps and seeds. "
-        "Run it again after a kill or Ctrl-C: it resumes unfinished runs exactly and skips finished ones.",
+        "Run it again after a kill or Ctrl-C: it resumes unfinished runs exactly and skips finished ones. On another machine, "
+        "search.csv and candidates.yml stand for the finished runs.",
         epilog="Example: python -m sb3_qac search minatar --algos qppo ppo --jobs 2",
         formatter_class=HelpFormatter,
     )

@@ -29,6 +29,7 @@ from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import presets, register
 
 RUNS_FILE, CANDIDATES_FILE = "search.csv", "candidates.yml"
+COLUMNS = ["algo", "candidate", "round", "env", "seed", "steps", "return", "score", "seconds", "commit"]
 # The score of a run is the mean of its last evaluations
 N_LAST = 2
 # Entries of RL Zoo's presets that it does not pass on to the algorithm
@@ -256,6 +257,7 @@ class Trial:
     :param round: Number of the round, from 1
     :param candidate: The candidate
     :param runs: Its runs, those of an environment together
+    :param rows: Row of each run in the table, if it has been started
     :param returns: Return of each run, the mean of its last evaluations; nan if it has not finished; shape (n_envs, n_seeds)
     :param scores: The same, divided by the reference returns
     """
@@ -264,8 +266,14 @@ class Trial:
     round: int
     candidate: Candidate
     runs: list[Run]
+    rows: list[dict[str, Any] | None]
     returns: np.ndarray
     scores: np.ndarray
+
+    @property
+    def pending(self) -> list[Run]:
+        """Its runs that have not finished."""
+        return [run for run, of_run in zip(self.runs, self.returns.flat, strict=True) if math.isnan(of_run)]
 
     @property
     def mean(self) -> float:
@@ -290,6 +298,7 @@ def trials_of(search: Search, name: str, number: int, folder: Path, **settings: 
     settings = {**settings, "eval_freq": search.eval_freq, "n_eval_episodes": search.eval_episodes, "wandb": "disabled"}
     this, algo = search.rounds[number - 1], search.algorithms[name].algo
     references = np.array(list(search.references.values()))
+    table = read_table(folder)
     trials = []
     for candidate in search.candidates(name):
         part = folder / f"round-{number}" / name / f"{candidate.number:02}"
@@ -305,19 +314,46 @@ def trials_of(search: Search, name: str, number: int, folder: Path, **settings: 
                 **settings,
             )
             runs += [replace(run, name=f"{name}-{candidate.number}_seed-{run.seed}") for run in grid]
-        returns = np.array([return_of(run) for run in runs]).reshape(len(references), -1)
-        trials.append(Trial(name, number, candidate, runs, returns, returns / references[:, None]))
+        rows = []
+        for run in runs:
+            row = {"algo": name, "candidate": candidate.number, "round": number, "env": run.env_id, "seed": run.seed}
+            rows.append(row_of(run, row) or table.get(tuple(row.values())))
+        returns = np.array([row["return"] if row else math.nan for row in rows]).reshape(len(references), -1)
+        trials.append(Trial(name, number, candidate, runs, rows, returns, returns / references[:, None]))
     return trials
 
 
-def return_of(run: Run) -> float:
+def row_of(run: Run, row: dict[str, Any]) -> dict[str, Any] | None:
     """
     :param run: A run
-    :return: mean of its last evaluations; nan if it has not finished
+    :param row: What its row in the table begins with
+    :return: its row, without a score; None if its folder has no run. The return is the mean of its last evaluations, nan if it
+        has not finished.
     """
-    if not run.finished:
-        return math.nan
-    return float(np.load(Path(run.folder, "evaluations.npz"))["results"].mean(axis=1)[-N_LAST:].mean())
+    settings, status = (read_json(Path(run.folder, file)) for file in ("run.json", "status.json"))
+    if not settings:
+        return None
+    results = np.load(Path(run.folder, "evaluations.npz"))["results"] if run.finished else None
+    return {
+        **row,
+        "steps": status.get("steps", 0),
+        "return": math.nan if results is None else float(results.mean(axis=1)[-N_LAST:].mean()),
+        "seconds": round(status.get("seconds", 0.0)),
+        "commit": settings.get("commit"),
+    }
+
+
+def read_table(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """
+    The table stands for runs whose folders are not there, such as those that another machine has trained.
+
+    :param folder: Folder of a search
+    :return: rows of the finished runs in its table, by algorithm, candidate, round, environment and seed
+    """
+    if not (folder / RUNS_FILE).is_file():
+        return {}
+    rows = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip").dropna(subset="return").to_dict("records")
+    return {(row["algo"], row["candidate"], row["round"], row["env"], row["seed"]): row for row in rows}
 
 
 def best_of(trials: Sequence[Trial]) -> list[Trial]:
@@ -330,7 +366,8 @@ def best_of(trials: Sequence[Trial]) -> list[Trial]:
 
 def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1, **settings: Any) -> dict[str, str]:
     """
-    Train the rounds of a search, and write its files. After Ctrl-C the same call resumes it.
+    Train the rounds of a search, and write its files. After Ctrl-C the same call resumes it. Runs that are finished in the
+    table of its folder are not trained again, even without their own folders: the two files carry a search to another machine.
 
     :param search: The search
     :param names: Algorithms of the search
@@ -348,6 +385,7 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
     for trial in started_trials(search, search.algorithms, folder):
         for run in trial.runs:
             check_same_run(run)
+    check_same_candidates(search, folder)
     failed: dict[str, str] = {}
     for number in range(1, len(search.rounds) + 1):
         runs = []
@@ -356,7 +394,7 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
             if number > 1:
                 best = best_of(trials_of(search, name, number - 1, folder, **settings))
                 trials = [trials[trial.candidate.number] for trial in best[: search.rounds[number - 1].candidates]]
-            runs += [run for trial in trials for run in trial.runs]
+            runs += [run for trial in trials for run in trial.pending]
         make_folder(folder)
         try:
             failed |= run_study(runs, jobs)
@@ -365,7 +403,40 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
     return failed
 
 
+def check_same_candidates(search: Search, folder: Path) -> None:
+    """
+    :param search: The search
+    :param folder: Its folder
+    :raises ValueError: if the folder has the table of a search with other candidates, or with runs of another length
+    """
+    if not (table := read_table(folder)):
+        return
+    path = folder / CANDIDATES_FILE
+    before, now = (yaml.safe_load(text) for text in (path.read_text() if path.is_file() else "{}", candidates_as_yaml(search)))
+    for (name, candidate, number, env_id, seed), row in table.items():
+        run = f"{name}, candidate {candidate}, round {number}, {env_id}, seed {seed}"
+        message = f"{folder} has the table of a search with other settings: {run}%s. Choose another `--output`."
+        this = search.rounds[number - 1] if number <= len(search.rounds) else None
+        if this is None or name not in now or env_id not in search.references or seed not in this.seeds:
+            raise ValueError(message % " is not in the search")
+        if before.get(name, {}).get(candidate) != now[name].get(candidate):
+            raise ValueError(message % " has other hyperparameters in the search")
+        if row["steps"] < this.steps:
+            raise ValueError(message % f" ended after {row['steps']:,} steps, and has {this.steps:,} in the search")
+
+
 # ---- the results ----
+
+
+def candidates_as_yaml(search: Search) -> str:
+    """
+    :param search: The search
+    :return: the hyperparameters of its candidates, by algorithm and number
+    """
+    candidates = {
+        name: {candidate.number: candidate.hyperparams for candidate in search.candidates(name)} for name in search.algorithms
+    }
+    return yaml.safe_dump(candidates, sort_keys=False, width=math.inf)
 
 
 def write_search(search: Search, folder: Path) -> None:
@@ -375,31 +446,13 @@ def write_search(search: Search, folder: Path) -> None:
     :param search: The search
     :param folder: Its folder
     """
-    candidates = {
-        name: {candidate.number: candidate.hyperparams for candidate in search.candidates(name)} for name in search.algorithms
-    }
-    write_atomically(folder / CANDIDATES_FILE, yaml.safe_dump(candidates, sort_keys=False, width=math.inf).encode())
+    write_atomically(folder / CANDIDATES_FILE, candidates_as_yaml(search).encode())
     rows = []
     for trial in started_trials(search, search.algorithms, folder):
-        for run, of_run, score in zip(trial.runs, trial.returns.flat, trial.scores.flat, strict=True):
-            settings, status = (read_json(Path(run.folder, file)) for file in ("run.json", "status.json"))
-            if not settings:
-                continue
-            rows.append(
-                {
-                    "algo": trial.algorithm,
-                    "candidate": trial.candidate.number,
-                    "round": trial.round,
-                    "env": run.env_id,
-                    "seed": run.seed,
-                    "steps": status.get("steps", 0),
-                    "return": of_run,
-                    "score": score,
-                    "seconds": round(status.get("seconds", 0.0)),
-                    "commit": settings.get("commit"),
-                }
-            )
-    write_atomically(folder / RUNS_FILE, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n").encode())
+        for row, score in zip(trial.rows, trial.scores.flat, strict=True):
+            if row is not None:
+                rows.append({**{name: row[name] for name in COLUMNS if name != "score"}, "score": score})
+    write_atomically(folder / RUNS_FILE, pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, lineterminator="\n").encode())
 
 
 def started_trials(search: Search, names: Iterable[str], folder: Path) -> Iterator[Trial]:
@@ -411,7 +464,7 @@ def started_trials(search: Search, names: Iterable[str], folder: Path) -> Iterat
     """
     for name, number in itertools.product(names, range(1, len(search.rounds) + 1)):
         for trial in trials_of(search, name, number, folder):
-            if any(Path(run.folder, "run.json").is_file() for run in trial.runs):
+            if any(trial.rows):
                 yield trial
 
 
