@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from joblib import Parallel, delayed
+from joblib.externals.loky import get_reusable_executor
 
 from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.resume.signals import DeferredSignals
@@ -37,6 +38,9 @@ def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, st
             for run, error in zip(runs, parallel(train(run, folder) for run in runs), strict=True):
                 if signals.pending is None:
                     yield run, error
+            if signals.pending is not None:
+                # joblib keeps its processes for a later call, for minutes longer than this process may live
+                get_reusable_executor(reuse=True).shutdown(kill_workers=True)
             signals.raise_pending()
         finally:
             signals.release()
