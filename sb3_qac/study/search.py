@@ -488,15 +488,26 @@ def standings_table(search: Search, name: str, trials: Sequence[Trial]) -> Table
     :return: table with the scores of each candidate
     """
     table = Table(title=name, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("candidate", "round", "choices", *search.references, "score", "error"):
-        # Three tasks fit into 80 columns
-        table.add_column(heading, max_width=8 if heading in search.references else None, overflow="fold")
+    names = [env_id.rpartition("/")[2] for env_id in search.references]
+    for heading in ("candidate", "round", *names, "score", "error"):
+        table.add_column(heading)
     for trial in trials:
-        choices = ", ".join(f"{entry} {label}" for entry, label in trial.candidate.choices.items())
         numbers = [*trial.scores.mean(axis=1), trial.mean, trial.error]
         shown = ["" if math.isnan(number) else f"{number:.3f}" for number in numbers]
-        table.add_row(str(trial.candidate.number), str(trial.round), choices or "the preset", *shown)
+        table.add_row(str(trial.candidate.number), str(trial.round), *shown)
     return table
+
+
+def choices_as_text(trials: Sequence[Trial]) -> str:
+    """
+    :param trials: Standings of an algorithm
+    :return: what was drawn for each candidate, a line for each
+    """
+    lines = []
+    for trial in trials:
+        choices = ", ".join(f"{entry} {label}" for entry, label in trial.candidate.choices.items())
+        lines.append(f"{trial.candidate.number}: {choices or 'the preset'}\n")
+    return "".join(lines)
 
 
 def best_as_yaml(name: str, trials: Sequence[Trial]) -> str:
