@@ -16,6 +16,7 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
 from sb3_qac.__main__ import main
+from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import MinAtarCNN
 from sb3_qac.study import search as module
 from sb3_qac.study.manager import StudyManager
@@ -250,11 +251,19 @@ def test_the_table_and_the_candidates_carry_a_search_to_another_machine(tmp_path
         ({"references": {"CartPole-v1": 100}}, "Acrobot-v1, seed 0 is not in the search"),
         ({"rounds": [{"candidates": 5, "seeds": [1], "steps": 200}]}, "CartPole-v1, seed 0 is not in the search"),
         ({"rounds": [{"candidates": 5, "seeds": [0], "steps": 400}]}, "seed 0 ended after 200 steps, and has 400"),
+        ({"eval_freq": 50}, "had eval_freq 100, and has 50 in"),
+        ({"eval_episodes": 3}, "had eval_episodes 2, and has 3 in"),
+        (
+            {"algorithms": {**CONTENT["algorithms"], "a2c": {**CONTENT["algorithms"]["a2c"], "algo": "ppo"}}},
+            "a2c, candidate 0, .* had algo 'a2c', and has 'ppo' in",
+        ),
         ({"algorithms": {"large": CONTENT["algorithms"]["large"]}}, "a2c, candidate 0, .* is not in the search"),
     ],
 )
 def test_the_table_of_another_search_is_refused_and_stays(tmp_path, monkeypatch, changes, message):
     monkeypatch.setattr(module, "run_study", FakeTraining())
+    # Also where a message with % would be formatted
+    tmp_path = make_folder(tmp_path / "100% done")
     search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
     assert run_search(search, ["a2c"], tmp_path) == {}
     shutil.rmtree(tmp_path / "round-1")
@@ -263,6 +272,98 @@ def test_the_table_of_another_search_is_refused_and_stays(tmp_path, monkeypatch,
     with pytest.raises(ValueError, match=f"table of a search with other settings: .*{message}"):
         run_search(other, list(other.algorithms), tmp_path)
     assert before == [(tmp_path / name).read_bytes() for name in (module.RUNS_FILE, module.CANDIDATES_FILE)]
+
+
+def test_the_table_of_a_search_with_longer_runs_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "run_study", FakeTraining())
+    assert run_search(make_search(tmp_path, rounds=[{**CONTENT["rounds"][0], "steps": 400}]), ["a2c"], tmp_path) == {}
+    shutil.rmtree(tmp_path / "round-1")
+    with pytest.raises(ValueError, match=r"candidate 0, round 1, .* had steps 400, and has 200 in the search"):
+        run_search(make_search(tmp_path, rounds=CONTENT["rounds"][:1]), ["a2c"], tmp_path)
+
+
+def test_a_run_that_is_unfinished_here_and_finished_in_the_table_is_not_trained_again(tmp_path, monkeypatch):
+    search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
+    monkeypatch.setattr(module, "run_study", training := FakeTraining())
+    assert run_search(search, ["a2c"], tmp_path) == {}
+    before = (tmp_path / module.RUNS_FILE).read_bytes()
+    (status,) = tmp_path.glob("round-1/a2c/03/CartPole-v1/*/status.json")
+    status.write_text(json.dumps({"finished": False, "steps": 100, "seconds": 1}))
+    assert run_search(search, ["a2c"], tmp_path) == {}
+    assert training.calls[1:] == [[]] and (tmp_path / module.RUNS_FILE).read_bytes() == before
+
+
+# The first is a number for pandas, in the second it drops zeros
+@pytest.mark.parametrize("commit", ["1234e56", "0012345"])
+def test_a_commit_stays_what_it_was_if_it_looks_like_a_number(tmp_path, monkeypatch, commit):
+    search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
+    monkeypatch.setattr(module, "run_study", FakeTraining())
+    run_search(search, ["a2c"], tmp_path)
+    path = tmp_path / module.RUNS_FILE
+    path.write_text(before := path.read_text().replace(",abc", f",{commit}"))
+    shutil.rmtree(tmp_path / "round-1")
+    run_search(search, ["a2c"], tmp_path)
+    assert path.read_text() == before
+
+
+def repeat_with_another_return(text):
+    first = text.splitlines()[1].split(",")
+    return text + ",".join([*first[:6], "77.0", *first[7:]]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        # The last row is a2c,4,1,Acrobot-v1,0,200,5.0,0.1,2,abc
+        (
+            module.RUNS_FILE,
+            lambda text: text[: text.rindex("0,0.1,2")],
+            "table of a search: a row is incomplete.*seconds",
+        ),
+        (
+            module.RUNS_FILE,
+            lambda text: text[: text.rindex("2c,4")],
+            "table of a search: a row is incomplete.*candidate",
+        ),
+        (module.RUNS_FILE, lambda text: text * 2, "not the table of a search: .* no number as candidate"),
+        (module.RUNS_FILE, lambda text: "text\n", "not the table of a search: it has no column algo"),
+        (module.RUNS_FILE, lambda text: text + "1,2,3,4,5,6,7,8,9,10,11\n", "not the table of a search: .*fields"),
+        (module.RUNS_FILE, repeat_with_another_return, "two different rows of a2c, 0, 1, CartPole-v1, 0"),
+        (module.RUNS_FILE, lambda text: text + "a2c,99,1,CartPole-v1,0,200,1.0,0.01,2,abc\n", "candidate 99.* other hyperp"),
+        (module.RUNS_FILE, lambda text: text + "a2c,0,0,CartPole-v1,0,200,1.0,0.01,2,abc\n", "round 0.* not in the search"),
+        (module.CANDIDATES_FILE, lambda text: "", "not the file of candidates"),
+        (module.CANDIDATES_FILE, lambda text: "a: [1", "not the file of candidates"),
+        (module.CANDIDATES_FILE, lambda text: "a2c: 3", "not the file of candidates"),
+    ],
+)
+def test_a_damaged_copy_is_refused_by_name_and_stays(tmp_path, monkeypatch, name, change, message):
+    search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
+    monkeypatch.setattr(module, "run_study", training := FakeTraining())
+    run_search(search, ["a2c"], tmp_path)
+    shutil.rmtree(tmp_path / "round-1")
+    path = tmp_path / name
+    path.write_text(damaged := change(path.read_text()))
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        run_search(search, ["a2c"], tmp_path)
+    assert path.read_text() == damaged and len(training.calls) == 1
+
+
+def test_a_search_begins_with_an_empty_table_and_with_older_candidates(tmp_path, monkeypatch):
+    search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
+    for text in ("", "\n", ",".join(module.COLUMNS) + "\n"):
+        (tmp_path / module.RUNS_FILE).write_text(text)
+        monkeypatch.setattr(module, "run_study", training := FakeTraining(stop_after=0))
+        with pytest.raises(KeyboardInterrupt):
+            run_search(search, ["a2c"], tmp_path)
+        assert len(training.calls[0]) == 10
+    monkeypatch.setattr(module, "run_study", training := FakeTraining())
+    run_search(search, ["a2c"], tmp_path)
+    shutil.rmtree(tmp_path / "round-1")
+    path = tmp_path / module.CANDIDATES_FILE
+    content = yaml.safe_load(path.read_text())
+    del content["search"]
+    path.write_text(yaml.safe_dump(content))
+    assert run_search(search, ["a2c"], tmp_path) == {} and [len(call) for call in training.calls] == [10, 0]
 
 
 # ---- the command ----

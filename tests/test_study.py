@@ -8,12 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from joblib._parallel_backends import LokyBackend
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 from rich.console import Console
 from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv
@@ -25,6 +28,7 @@ from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in
+from sb3_qac.study import workers
 from sb3_qac.study.callbacks import EvaluateFromReturn
 from sb3_qac.study.catalogue import STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary
@@ -219,7 +223,9 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     assert content(tmp_path / "study") == {path: x for path, x in before.items() if path != config}
 
 
-def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path):
+def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path, monkeypatch):
+    # After some that fail at once, joblib would give two trainings to one process, and none to the other
+    monkeypatch.setattr(LokyBackend, "compute_batch_size", lambda self: pytest.fail("several runs together"))
     grids = [make_grid("cartpole", ["task1"], [0, 1], tmp_path / str(jobs), **SMALL) for jobs in (1, 2)]
     for jobs, runs in enumerate(grids, 1):
         assert run_study(runs, jobs) == {}
@@ -228,35 +234,88 @@ def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path):
         np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(tmp_path, ctrl_c, number):
+def processes_of_joblib():
+    """:return: the processes that joblib has started for this one"""
+    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "popen_loky"], capture_output=True, text=True)
+    return [int(child) for child in children.stdout.split()]
+
+
+# At a shutdown all processes get SIGTERM, and a closed terminal ends only those of its group
+@pytest.mark.parametrize(
+    ("number", "to_all", "handler_raises"),
+    [(signal.SIGINT, False, True), (signal.SIGTERM, True, True), (signal.SIGHUP, False, False)],
+)
+def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(
+    tmp_path, ctrl_c, monkeypatch, number, to_all, handler_raises
+):
     runs = make_grid("cartpole", ["task1"], [0, 1, 2], tmp_path, n_timesteps=10**7, eval_freq=10**7, wandb="disabled")
     checkpoints = [Path(run.folder, "checkpoints") for run in runs]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left_behind = []
 
-    def terminated(number, frame):
-        raise KeyboardInterrupt
+    def handle(number, frame):
+        # The default handlers end the process here
+        left_behind.extend(tmp_path.glob("*/stop"))
+        if handler_raises:
+            raise KeyboardInterrupt
 
-    def stop_both():
+    def stop_all():
         # A checkpoint before the first step is the first that a training does
         while not all(checkpoints_in(folder) for folder in checkpoints[:2]):
             time.sleep(0.1)
-        os.kill(os.getpid(), number)
+        for process in [*(processes_of_joblib() if to_all else []), os.getpid()]:
+            os.kill(process, number)
 
-    handler = signal.signal(signal.SIGTERM, terminated)
-    threading.Thread(target=stop_both, daemon=True).start()
+    handler = signal.signal(number, handle)
+    threading.Thread(target=stop_all, daemon=True).start()
     try:
         with pytest.raises(KeyboardInterrupt):
             run_study(runs, jobs=2)
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        signal.signal(number, handler)
     for run, folder in zip(runs[:2], checkpoints, strict=False):
         last = int(checkpoints_in(folder)[-1].name.split(".")[0].removeprefix("step-"))
         # `status.json` is written at most once a second, so it may be older
         assert last > 0 and last >= read_json(Path(run.folder, "status.json"))["steps"]
-    # No training was begun afterwards, and no process is left
+    # No training was begun afterwards, and no process or file is left
     assert not Path(runs[2].folder, "run.json").exists()
-    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "popen_loky"], capture_output=True, text=True)
-    assert children.returncode == 1 and children.stdout == ""
+    assert processes_of_joblib() == left_behind == []
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_process_that_ends_because_it_was_still_starting_does_not_hide_the_signal(monkeypatch):
+    def ctrl_c_in_a_terminal(tasks):
+        signal.raise_signal(signal.SIGINT)
+        raise TerminatedWorkerError
+        yield
+
+    def killed(tasks):
+        raise TerminatedWorkerError
+        yield
+
+    for results, error in ((ctrl_c_in_a_terminal, KeyboardInterrupt), (killed, TerminatedWorkerError)):
+        monkeypatch.setattr(workers, "Parallel", lambda results=results, **settings: results)
+        with pytest.raises(error):
+            list(workers.train_in_processes([], 2))
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_signal_between_two_trainings_does_not_end_their_process(tmp_path, monkeypatch):
+    def train(run):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(workers, "train_run", train)
+    assert workers._train_unless_stopped(None, str(tmp_path)) is None
+    # Too late for the training that it was meant for
+    signal.raise_signal(signal.SIGINT)
+    assert list(tmp_path.iterdir()) == []
+
+    def unlink(path, missing_ok):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "train_run", lambda run: None)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert workers._train_unless_stopped(None, str(tmp_path)) is None
 
 
 def test_a_failed_run_is_reported_and_does_not_stop_the_others(tmp_path):

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -16,11 +16,18 @@ class DeferredSignals:
 
     :param is_training: Function that says whether the frame that a signal interrupted belongs to the training
     :param on_deferred: Function that is called when a signal is deferred, if any
+    :param numbers: The signals
     """
 
-    def __init__(self, is_training: Callable[[FrameType | None], bool], on_deferred: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        is_training: Callable[[FrameType | None], bool],
+        on_deferred: Callable[[], None] | None = None,
+        numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM),
+    ) -> None:
         self.is_training = is_training
         self.on_deferred = on_deferred
+        self.numbers = numbers
         # The deferred signal
         self.pending: int | None = None
         self._handlers: dict[int, Any] = {}
@@ -30,7 +37,7 @@ class DeferredSignals:
         self.pending = None
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self.numbers:
             left_behind = getattr(signal.getsignal(number), "__self__", None)
             if isinstance(left_behind, DeferredSignals):
                 left_behind.release()

@@ -30,6 +30,8 @@ from sb3_qac.zoo import presets, register
 
 RUNS_FILE, CANDIDATES_FILE = "search.csv", "candidates.yml"
 COLUMNS = ["algo", "candidate", "round", "env", "seed", "steps", "return", "score", "seconds", "commit"]
+# Name of what all candidates have in common, in their file
+SETTINGS = "search"
 # The score of a run is the mean of its last evaluations
 N_LAST = 2
 # Entries of RL Zoo's presets that it does not pass on to the algorithm
@@ -317,7 +319,9 @@ def trials_of(search: Search, name: str, number: int, folder: Path, **settings: 
         rows = []
         for run in runs:
             row = {"algo": name, "candidate": candidate.number, "round": number, "env": run.env_id, "seed": run.seed}
-            rows.append(row_of(run, row) or table.get(tuple(row.values())))
+            in_table, in_folder = table.get(tuple(row.values())), row_of(run, row)
+            # Unfinished here, it may have been finished on another machine
+            rows.append(in_folder if run.finished and in_folder else in_table or in_folder)
         returns = np.array([row["return"] if row else math.nan for row in rows]).reshape(len(references), -1)
         trials.append(Trial(name, number, candidate, runs, rows, returns, returns / references[:, None]))
     return trials
@@ -349,11 +353,28 @@ def read_table(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 
     :param folder: Folder of a search
     :return: rows of the finished runs in its table, by algorithm, candidate, round, environment and seed
+    :raises ValueError: if it is not a table of a search, is cut off, or has two results of a run
     """
-    if not (folder / RUNS_FILE).is_file():
+    path = folder / RUNS_FILE
+    if not path.is_file() or not path.read_text().strip():
         return {}
-    rows = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip").dropna(subset="return").to_dict("records")
-    return {(row["algo"], row["candidate"], row["round"], row["env"], row["seed"]): row for row in rows}
+    try:
+        # A commit such as 1234e56 or 0012345 is no number
+        table = pd.read_csv(path, dtype={"algo": str, "env": str, "commit": str}, float_precision="round_trip")
+    except ValueError as error:
+        raise ValueError(f"{path} is not the table of a search: {str(error).strip()}") from None
+    if missing := [name for name in COLUMNS if name not in table]:
+        raise ValueError(f"{path} is not the table of a search: it has no column {', '.join(missing)}.")
+    kinds = {**dict.fromkeys(["candidate", "round", "seed", "steps", "seconds"], "i"), "return": "if", "score": "if"}
+    if wrong := [name for name, kind in kinds.items() if len(table) and table[name].dtype.kind not in kind]:
+        reason = f"a row is incomplete, or has no number as {', '.join(wrong)}"
+        raise ValueError(f"{path} is not the table of a search: {reason}.")
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in table.dropna(subset="return").to_dict("records"):
+        key = (row["algo"], row["candidate"], row["round"], row["env"], row["seed"])
+        if row != rows.setdefault(key, row):
+            raise ValueError(f"{path} has two different rows of {', '.join(map(str, key))}. Remove one of them.")
+    return rows
 
 
 def best_of(trials: Sequence[Trial]) -> list[Trial]:
@@ -407,22 +428,48 @@ def check_same_candidates(search: Search, folder: Path) -> None:
     """
     :param search: The search
     :param folder: Its folder
-    :raises ValueError: if the folder has the table of a search with other candidates, or with runs of another length
+    :raises ValueError: if the folder has the table of a search with other candidates, or with runs of another length, of
+        another algorithm or with other evaluations
     """
     if not (table := read_table(folder)):
         return
-    path = folder / CANDIDATES_FILE
-    before, now = (yaml.safe_load(text) for text in (path.read_text() if path.is_file() else "{}", candidates_as_yaml(search)))
+    before, now = read_candidates(folder), yaml.safe_load(candidates_as_yaml(search))
+    # Older files do not have them
+    settings_before, settings = before.get(SETTINGS, now[SETTINGS]), now[SETTINGS]
     for (name, candidate, number, env_id, seed), row in table.items():
         run = f"{name}, candidate {candidate}, round {number}, {env_id}, seed {seed}"
-        message = f"{folder} has the table of a search with other settings: {run}%s. Choose another `--output`."
-        this = search.rounds[number - 1] if number <= len(search.rounds) else None
-        if this is None or name not in now or env_id not in search.references or seed not in this.seeds:
-            raise ValueError(message % " is not in the search")
-        if before.get(name, {}).get(candidate) != now[name].get(candidate):
-            raise ValueError(message % " has other hyperparameters in the search")
+        message, advice = f"{folder} has the table of a search with other settings: {run}", "Choose another `--output`."
+        this = search.rounds[number - 1] if 1 <= number <= len(search.rounds) else None
+        if this is None or name not in search.algorithms or env_id not in search.references or seed not in this.seeds:
+            raise ValueError(f"{message} is not in the search. {advice}")
+        if candidate not in now[name] or before.get(name, {}).get(candidate) != now[name][candidate]:
+            raise ValueError(f"{message} has other hyperparameters in the search. {advice}")
         if row["steps"] < this.steps:
-            raise ValueError(message % f" ended after {row['steps']:,} steps, and has {this.steps:,} in the search")
+            steps = f"ended after {row['steps']:,} steps, and has {this.steps:,} in the search"
+            raise ValueError(f"{message} {steps}. {advice}")
+        for entry, value in settings.items():
+            kept = settings_before.get(entry)
+            if isinstance(value, dict):
+                key = name if entry == "algo" else number
+                value, kept = value[key], (kept or {}).get(key)
+            if value != kept:
+                raise ValueError(f"{message} had {entry} {kept!r}, and has {value!r} in the search. {advice}")
+
+
+def read_candidates(folder: Path) -> dict[str, Any]:
+    """
+    :param folder: Folder of a search
+    :return: content of its file with the candidates; empty if there is none
+    :raises ValueError: if it is not such a file
+    """
+    path = folder / CANDIDATES_FILE
+    try:
+        content = yaml.safe_load(path.read_text()) if path.is_file() else {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not the file of candidates: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(entries, dict) for entries in content.values()):
+        raise ValueError(f"{path} is not the file of candidates: it has no candidates by algorithm and number.")
+    return content
 
 
 # ---- the results ----
@@ -431,12 +478,18 @@ def check_same_candidates(search: Search, folder: Path) -> None:
 def candidates_as_yaml(search: Search) -> str:
     """
     :param search: The search
-    :return: the hyperparameters of its candidates, by algorithm and number
+    :return: the hyperparameters of its candidates, by algorithm and number, after what else their results depend on
     """
+    settings = {
+        "eval_freq": search.eval_freq,
+        "eval_episodes": search.eval_episodes,
+        "steps": {number: each.steps for number, each in enumerate(search.rounds, 1)},
+        "algo": {name: algorithm.algo for name, algorithm in search.algorithms.items()},
+    }
     candidates = {
         name: {candidate.number: candidate.hyperparams for candidate in search.candidates(name)} for name in search.algorithms
     }
-    return yaml.safe_dump(candidates, sort_keys=False, width=math.inf)
+    return yaml.safe_dump({SETTINGS: settings, **candidates}, sort_keys=False, width=math.inf)
 
 
 def write_search(search: Search, folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from joblib import Parallel, delayed
 from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.resume.signals import DeferredSignals
@@ -17,12 +18,14 @@ from sb3_qac.study.train import train_run
 
 # A file of this name tells the processes to begin no other training
 STOP = "stop"
+# Windows has no signal for a closed terminal
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
 
 
 def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]:
     """
-    SIGINT (Ctrl-C) and SIGTERM stop all trainings, each with a checkpoint, and are then handled as usual. joblib alone kills
-    its processes after SIGINT, before they have written one, and leaves them behind after SIGTERM.
+    SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) stop all trainings, each with a checkpoint, and are then handled as
+    usual. joblib alone kills its processes after SIGINT, before they have written one, and leaves them behind otherwise.
 
     :param runs: Runs to train or to resume
     :param jobs: Number of processes
@@ -30,27 +33,37 @@ def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, st
     :raises KeyboardInterrupt: after Ctrl-C, when the checkpoints have been written
     """
     with tempfile.TemporaryDirectory() as folder:
-        signals = DeferredSignals(lambda frame: True, on_deferred=lambda: _stop_processes(Path(folder)))
+        signals = DeferredSignals(lambda frame: True, lambda: _stop_processes(Path(folder)), STOP_SIGNALS)
         signals.catch()
         try:
             train = delayed(_train_unless_stopped)
-            parallel = Parallel(n_jobs=jobs, return_as="generator", initializer=_start_process)
+            # joblib would give several trainings at once to a process, if those before it fail within a moment
+            parallel = Parallel(n_jobs=jobs, return_as="generator", batch_size=1, initializer=_start_process)
             for run, error in zip(runs, parallel(train(run, folder) for run in runs), strict=True):
                 if signals.pending is None:
                     yield run, error
             if signals.pending is not None:
                 # joblib keeps its processes for a later call, for minutes longer than this process may live
                 get_reusable_executor(reuse=True).shutdown(kill_workers=True)
-            signals.raise_pending()
+        except TerminatedWorkerError:
+            # Ctrl-C in a terminal ends a process that is still starting, and joblib then ends the others
+            if signals.pending is None:
+                raise
         finally:
             signals.release()
+    if signals.pending is not None:
+        # Only here, because it may end this process at once, and leave the folder behind
+        signal.raise_signal(signals.pending)
+        # Its handler has returned, but the trainings were stopped
+        raise KeyboardInterrupt
 
 
 def _start_process() -> None:
     keep_freed_memory()
-    # Ctrl-C in a terminal reaches the whole process group. Here it must come once, from `_stop_processes`, even if the group
-    # ignores it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Signals may reach all processes: Ctrl-C in a terminal those of its group, SIGTERM at a shutdown those of the machine.
+    # Here only `_stop_processes` counts, because a second signal stops a training at once, without a checkpoint.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     if os.name == "posix":
         os.setpgrp()
 
@@ -58,14 +71,18 @@ def _start_process() -> None:
 def _train_unless_stopped(run: Run, folder: str) -> str | None:
     process = Path(folder, str(os.getpid()))
     try:
-        # First this file, then the look at the other: `_stop_processes` does it the other way round
-        process.touch()
-        return None if Path(folder, STOP).exists() else train_run(run)
+        try:
+            # Not between two trainings, where it would end this process, and joblib then ends the others
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            # First this file, then the look at the other: `_stop_processes` does it the other way round
+            process.touch()
+            return None if Path(folder, STOP).exists() else train_run(run)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            process.unlink(missing_ok=True)
     except KeyboardInterrupt:
-        # Before the training has begun, where nothing can be saved
+        # Before the training has begun or after it has ended, where nothing can be saved
         return None
-    finally:
-        process.unlink(missing_ok=True)
 
 
 def _stop_processes(folder: Path) -> None:
