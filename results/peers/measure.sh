@@ -10,10 +10,10 @@ cd "$logs"
 
 # SB3 prints a table, CleanRL "SPS: ...", sb3_envpool.py "... steps/s"; each is the average since the training's start
 measure() {
-    local name=$1 threads=$2
-    shift 2
-    env ${threads:+OMP_NUM_THREADS=$threads} "$@" >log 2>&1
-    echo "$round,$name,${threads:-default},$(grep -oE 'fps +\| +[0-9]+|SPS: [0-9]+|[0-9]+ steps/s' log | tail -1 | grep -oE '[0-9]+')"
+    local name=$1
+    shift
+    "$@" >log 2>&1
+    echo "$round,$name,default,$(grep -oE 'fps +\| +[0-9]+|SPS: [0-9]+|[0-9]+ steps/s' log | tail -1 | grep -oE '[0-9]+')"
 }
 
 ours() {
@@ -26,13 +26,13 @@ ours() {
 
 echo "round,contender,threads,steps_per_second"
 for round in $(seq "$1"); do
-    zoo="$PEERS -m rl_zoo3.train --env PongNoFrameskip-v4 --eval-freq -1 --seed 0 --log-interval 10"
-    measure "SB3 A2C with RL Zoo" "" $zoo --algo a2c -n 24000 --log-interval 100
-    measure "SB3 PPO with RL Zoo" "" $zoo --algo ppo -n 12288 --log-interval 1
-    measure "SB3 A2C on EnvPool" "" $PEERS "$here/sb3_envpool.py" a2c 32000
-    measure "SB3 PPO on EnvPool" "" $PEERS "$here/sb3_envpool.py" ppo 12288
-    measure "CleanRL PPO on EnvPool" "" $CLEANRL "$SOURCE/ppo_atari_envpool.py" --env-id Pong-v5 --total-timesteps 12288
-    measure "CleanRL PQN on EnvPool" "" $CLEANRL "$SOURCE/pqn_atari_envpool.py" --env-id Pong-v5 --total-timesteps 12288
+    zoo="$PEERS -m rl_zoo3.train --env PongNoFrameskip-v4 --eval-freq -1 --seed 0"
+    measure "SB3 A2C with RL Zoo" $zoo --algo a2c -n 24000 --log-interval 100
+    measure "SB3 PPO with RL Zoo" $zoo --algo ppo -n 12288 --log-interval 1
+    measure "SB3 A2C on EnvPool" $PEERS "$here/sb3_envpool.py" a2c 32000
+    measure "SB3 PPO on EnvPool" $PEERS "$here/sb3_envpool.py" ppo 12288
+    measure "CleanRL PPO on EnvPool" $CLEANRL "$SOURCE/ppo_atari_envpool.py" --env-id Pong-v5 --total-timesteps 12288
+    measure "CleanRL PQN on EnvPool" $CLEANRL "$SOURCE/pqn_atari_envpool.py" --env-id Pong-v5 --total-timesteps 12288
     ours "A2C on native environments" 1 a2c 40000
     ours "QA2C on native environments" 1 all-action 40000
     ours "A2C on native environments" 2 a2c 40000

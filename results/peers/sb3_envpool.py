@@ -60,10 +60,10 @@ class EnvPoolVecEnv(VecEnv):
         return [getattr(self, attr_name)] * self.num_envs
 
     def set_attr(self, attr_name, value, indices=None):
-        raise NotImplementedError
+        raise NotImplementedError(f"The games run in C++: `{attr_name}` cannot be set on them.")
 
     def env_method(self, method_name, *args, indices=None, **kwargs):
-        raise NotImplementedError
+        raise NotImplementedError(f"The games run in C++ and have no method `{method_name}`.")
 
     def env_is_wrapped(self, wrapper_class, indices=None):
         return [False] * self.num_envs

@@ -504,7 +504,7 @@ def write_search(search: Search, folder: Path) -> None:
     for trial in started_trials(search, search.algorithms, folder):
         for row, score in zip(trial.rows, trial.scores.flat, strict=True):
             if row is not None:
-                rows.append({**{name: row[name] for name in COLUMNS if name != "score"}, "score": score})
+                rows.append({**row, "score": score})
     write_atomically(folder / RUNS_FILE, pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, lineterminator="\n").encode())
 
 
