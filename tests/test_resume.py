@@ -57,7 +57,7 @@ from sb3_qac.resume.wandb import WandbOutputFormat
 from sb3_qac.zoo.resume import unfinished_run
 from tests.envs import InterruptAt, Interrupted
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
-from tests.wandb_files import wandb_configs, wandb_parts
+from tests.wandb_files import wandb_configs, wandb_ids, wandb_parts
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
 
@@ -962,8 +962,7 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
     assert parts[-1] == rows and len(rows) > 10
     assert all(part == rows[: len(part)] for part in parts)
     assert [row["_step"] for row in rows] == list(range(len(rows)))
-    ids = {path.name.rpartition("-")[2] for path in killed.glob("wandb/offline-run-*")}
-    assert ids == {wandb_run_id(runs[1] / "checkpoints")} and len(list(killed.glob("wandb/offline-run-*"))) == 3
+    assert wandb_ids(killed) == {wandb_run_id(runs[1] / "checkpoints")} and len(parts) == 3
 
 
 def test_a_zoo_command_without_a_seed_resumes_with_the_seed_of_its_run(tmp_path):

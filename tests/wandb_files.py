@@ -28,6 +28,11 @@ def wandb_configs(folder: Path) -> list[dict]:
     return configs
 
 
+def wandb_ids(folder: Path) -> set[str]:
+    """:return: the identifiers of offline runs. A folder's name may end in a number: it was made within the same second."""
+    return {record.run.run_id for records in records_of_parts(folder) for record in records if record.run.run_id}
+
+
 def records_of_parts(folder: Path) -> Iterator[list[Record]]:
     for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         yield [Record.FromString(data) for data in leveldb_records(path.read_bytes()[WANDB_HEADER_LENGTH:])]
