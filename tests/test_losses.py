@@ -22,6 +22,7 @@ from sb3_qac.common.losses import (
     kl_divergence,
     negative_entropy,
     sampled_policy_loss,
+    shrink_advantages,
     state_values,
 )
 
@@ -124,16 +125,19 @@ def test_baseline_that_is_not_detached_would_have_no_gradient(batch):
     assert_close(th.autograd.grad(right, logits)[0], closed_form_all_action(logits, q_values))
 
 
-def test_corrected_gradient_with_beta_1_is_unbiased_whatever_the_critic_says(batch):
+@pytest.mark.parametrize("shrinkage", [0, 0.1, 5])
+def test_corrected_gradient_with_beta_1_is_unbiased_whatever_the_critic_says(batch, shrinkage):
     """Averaged over the actions, its gradient is that of sum_a pi(a|s) R(s, a): the critic drops out."""
     logits, q_values, _, _ = batch
     true_returns = th.randn(BATCH_SIZE, N_ACTIONS, generator=th.Generator().manual_seed(1), dtype=th.float64)
     log_probs = F.log_softmax(logits, dim=1)
+    values = state_values(log_probs.exp(), q_values).detach()
+    advantages = shrink_advantages(q_values.detach() - values, log_probs.detach(), shrinkage)
     expectation = th.zeros_like(logits)
     for action in range(N_ACTIONS):
         actions = th.full((BATCH_SIZE, 1), action)
-        correction = true_returns.gather(1, actions) - q_values.gather(1, actions)
-        loss = all_action_policy_loss(log_probs, q_values)
+        correction = true_returns.gather(1, actions) - values - advantages.gather(1, actions)
+        loss = all_action_policy_loss(log_probs, advantages)
         loss = loss + sampled_policy_loss(log_probs.gather(1, actions), correction)
         gradient = th.autograd.grad(loss, logits, retain_graph=True)[0]
         expectation += log_probs.exp().gather(1, actions).detach() * gradient
@@ -189,6 +193,29 @@ def test_clipped_loss_stops_where_the_ratio_has_gone_far_enough(ratio, weight, l
     assert clipped.item() == pytest.approx(loss)
     assert (ratio.grad.item() != 0) is moves
     assert weight.grad is None
+
+
+def test_advantages_are_shrunk_by_how_seldom_an_action_is_taken():
+    """An advantage of 1 that is seen in a share p of the visits, averaged with a share of 0.1 in which it is 0."""
+    probs = th.tensor([[0.9, 0.1, 0.02, 0.0]])
+    advantages = shrink_advantages(th.ones(1, 4), probs.log(), 0.1)
+    assert advantages.flatten().tolist() == pytest.approx([0.9, 0.5, 1 / 6, 0])
+    # Without shrinkage they are the very same, also for actions that are never taken
+    assert th.equal(shrink_advantages(probs, probs.log(), 0), probs)
+
+
+def test_gradient_with_much_shrinkage_is_that_of_the_action_taken(batch):
+    """With the correction: what is left of it is the return's advantage."""
+    logits, q_values, actions, returns = batch
+    log_probs = F.log_softmax(logits, dim=1)
+    values = state_values(log_probs.exp(), q_values).detach()
+    advantages = shrink_advantages(q_values.detach() - values, log_probs.detach(), 1e12)
+    log_prob = log_probs.gather(1, actions)
+    correction = returns - values - advantages.gather(1, actions)
+    loss = all_action_policy_loss(log_probs, advantages) + sampled_policy_loss(log_prob, correction)
+    (gradient,) = th.autograd.grad(loss, logits, retain_graph=True)
+    (sampled,) = th.autograd.grad(sampled_policy_loss(log_prob, returns - values), logits)
+    assert_close(gradient, sampled.numpy())
 
 
 def test_kl_divergence_by_hand():

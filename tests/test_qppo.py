@@ -34,6 +34,7 @@ VARIANTS = [
     pytest.param(dict(advantage_scale="critic"), id="scale of the critic"),
     pytest.param(dict(advantage_scale=None, target_kl=0.01), id="no scale, adaptive KL"),
     pytest.param(dict(policy_kwargs=dict(dueling=True)), id="dueling"),
+    pytest.param(dict(shrinkage=0.1), id="shrinkage"),
 ]
 SMALL = dict(n_steps=8, batch_size=8, n_epochs=2)
 
@@ -125,18 +126,20 @@ def test_first_gradient_is_that_of_qa2c(rollout, beta, kl_coef):
     """At pi = pi_old and sigma = 1. The KL penalty has no gradient there."""
     shared = dict(beta=beta, ent_coef=0.02, vf_coef=0.5)
     qa2c = first_gradient(QA2C, rollout, pg_coef=1.0, use_rms_prop=False, **shared)
-    mine = first_gradient(QPPO, rollout, batch_size=32, n_epochs=1, kl_coef=kl_coef, advantage_scale=None, **shared)
+    mine = first_gradient(
+        QPPO, rollout, batch_size=32, n_epochs=1, kl_coef=kl_coef, advantage_scale=None, shrinkage=0.0, **shared
+    )
     np.testing.assert_allclose(mine, qa2c, rtol=0, atol=1e-10)
     assert np.abs(qa2c).max() > 0.01
 
 
-@pytest.mark.parametrize("policy_gradient", ["all-action", "sampled"])
-def test_update_is_the_loss_of_the_formula(policy_gradient):
+@pytest.mark.parametrize(("policy_gradient", "shrinkage"), [("all-action", 0.0), ("all-action", 0.3), ("sampled", 0.0)])
+def test_update_is_the_loss_of_the_formula(policy_gradient, shrinkage):
     """Two minibatches by hand, the second with a policy that has moved, from the same rollout and permutation."""
     learning_rate, coefficients = 0.05, dict(kl_coef=0.7, ent_coef=0.2, vf_coef=0.3, beta=0.4, clip_range=0.001)
     policy_kwargs = dict(optimizer_class=th.optim.SGD)
     arguments = dict(n_epochs=1, learning_rate=learning_rate, max_grad_norm=None, policy_kwargs=policy_kwargs, **coefficients)
-    model = with_rollout(make_model(policy_gradient=policy_gradient, **arguments))
+    model = with_rollout(make_model(policy_gradient=policy_gradient, shrinkage=shrinkage, **arguments))
     by_hand = copy.deepcopy(model.policy)
     buffer = copy.deepcopy(model.rollout_buffer)
     np.random.seed(0)
@@ -152,8 +155,9 @@ def test_update_is_the_loss_of_the_formula(policy_gradient):
         actions, returns = th.as_tensor(buffer.actions[indices]).long(), th.as_tensor(buffer.returns[indices])
         q_values, log_probs = by_hand.evaluate_all_actions(th.as_tensor(buffer.observations[indices]))
         probs, q = log_probs.exp(), q_values.detach()
-        advantages = q - (probs.detach() * q).sum(1, keepdim=True)
-        errors = returns - q.gather(1, actions)
+        values = (probs.detach() * q).sum(1, keepdim=True)
+        advantages = (q - values) * old.exp() / (old.exp() + shrinkage)
+        errors = returns - values - advantages.gather(1, actions)
         mean_squares = (probs.detach() * advantages**2).sum(1).mean() + 0.4 * (errors**2).mean()
         sigmas.append(mean_squares.sqrt() if not sigmas else 0.99 * sigmas[-1] + 0.01 * mean_squares.sqrt())
         ratio = probs.gather(1, actions) / old.exp().gather(1, actions)
@@ -276,7 +280,7 @@ def test_no_nan_where_all_q_values_are_equal(variant):
 
 
 def test_first_minibatch_sets_sigma_and_the_next_ones_move_it_slowly():
-    model = with_rollout(make_model(batch_size=16, n_epochs=1, beta=0.5, learning_rate=0.0))
+    model = with_rollout(make_model(batch_size=16, n_epochs=1, beta=0.5, shrinkage=0.0, learning_rate=0.0))
     model.train()
     buffer = model.rollout_buffer
     with th.no_grad():
@@ -476,6 +480,7 @@ def test_training_with_another_coefficient_is_not_resumed(tmp_path):
         (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
         (dict(kl_coef=-0.5), "`kl_coef`.*-0.5"),
         (dict(beta="much"), "`beta`.*'much'"),
+        (dict(shrinkage=-0.1), "`shrinkage`.*-0.1"),
         (dict(max_grad_norm=-1), "`max_grad_norm`"),
         (dict(max_grad_norm=float("nan")), "`max_grad_norm`.*nan"),
         (dict(max_grad_norm="all"), "`max_grad_norm`.*'all'"),
@@ -517,7 +522,7 @@ def test_constructor_takes_the_arguments_of_ppo_in_its_order():
     positional = [name for name, parameter in mine.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     assert positional == list(ppo)[: len(positional)]
     without = {"use_sde", "sde_sample_freq", "clip_range_vf", "normalize_advantage"}
-    assert set(mine) == set(ppo) - without | {"kl_coef", "beta", "policy_gradient", "advantage_scale"}
+    assert set(mine) == set(ppo) - without | {"kl_coef", "beta", "shrinkage", "policy_gradient", "advantage_scale"}
     assert re.findall(r":param (\w+):", QPPO.__doc__) == list(mine)
 
 

@@ -5,6 +5,8 @@ Notation: ``pi(a|s)`` is the policy and ``Q(s, a)`` the critic. Together they im
 ``V~(s) = sum_a pi(a|s) Q(s, a)``. Every loss is to be minimised and is a mean over the batch.
 """
 
+import math
+
 import torch as th
 from torch.nn import functional as F
 
@@ -75,6 +77,26 @@ def kl_divergence(old_log_probs: th.Tensor, log_probs: th.Tensor) -> th.Tensor:
     :return: scalar loss, at least 0
     """
     return (old_log_probs.exp() * (old_log_probs - log_probs)).sum(dim=1).mean()
+
+
+def shrink_advantages(advantages: th.Tensor, old_log_probs: th.Tensor, shrinkage: float) -> th.Tensor:
+    """
+    Advantages, the smaller the less often the policy of the rollout takes the action, ``A pi_old / (pi_old + shrinkage)``.
+
+    The critic learns ``Q(s, a)`` from the actions that are taken. For an action of small probability Q is a guess, and the sum
+    over actions follows it: an action that is guessed to be bad is never taken again, so the guess is never corrected. The
+    weight is that of a ridge regression: the advantage that is seen in a share ``pi_old`` of the visits, averaged with a share
+    ``shrinkage`` in which it is 0.
+
+    :param advantages: ``A(s, a)``, shape (batch_size, n_actions)
+    :param old_log_probs: ``log pi_old(a|s)`` of every action, shape (batch_size, n_actions)
+    :param shrinkage: Probability at which the advantage is halved, at least 0; 0 changes nothing
+    :return: shape (batch_size, n_actions)
+    """
+    if shrinkage == 0:
+        return advantages
+    # The same quotient, also where pi_old is too small for its number format
+    return advantages * th.sigmoid(old_log_probs - math.log(shrinkage))
 
 
 def critic_loss(q_taken: th.Tensor, returns: th.Tensor) -> th.Tensor:

@@ -29,6 +29,7 @@ from sb3_qac.common.losses import (
     critic_loss,
     kl_divergence,
     negative_entropy,
+    shrink_advantages,
     state_values,
 )
 from sb3_qac.common.torch_layers import constant_weights
@@ -57,9 +58,10 @@ class QPPO(OnPolicyAlgorithm):
                - ent_coef * mean_s [ entropy of pi(.|s) ]
                + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]
 
-    A = Q - V~ with V~ = sum_a pi Q, d = R_t - Q(s_t, a_t) and sigma are constants to the gradient;
-    rho = pi(a_t|s_t) / pi_old(a_t|s_t). R_t are TD(lambda) returns, bootstrapped from V~ of the rollout. At pi = pi_old and
-    sigma = 1 it has the same gradient as QA2C with the same ``beta``.
+    A = (Q - V~) pi_old / (pi_old + shrinkage) with V~ = sum_a pi Q, d = R_t - V~(s_t) - A(s_t, a_t) and sigma are constants to
+    the gradient; rho = pi(a_t|s_t) / pi_old(a_t|s_t). R_t are TD(lambda) returns, bootstrapped from V~ of the rollout. With
+    ``shrinkage=0``, A = Q - V~ and d = R_t - Q(s_t, a_t): at pi = pi_old and sigma = 1 it then has the same gradient as QA2C
+    with the same ``beta``.
 
     Differences from PPO: the critic is Q(s, a). A KL penalty limits the all-action term, as in the penalty form of PPO
     (Schulman et al. 2017, https://arxiv.org/abs/1707.06347); only the correction by the return is clipped. Advantages are
@@ -98,6 +100,9 @@ class QPPO(OnPolicyAlgorithm):
         Setting it to auto, the code will be run on the GPU if possible.
     :param kl_coef: Coefficient of the KL divergence between the policy of the rollout and the current policy
     :param beta: Weight of the sampled correction, from 0 (trust the critic) to 1 (trust the return)
+    :param shrinkage: Probability of an action at which its advantage in the sum is halved, at least 0. The critic knows little
+        of actions that are seldom taken. 0 trusts it for all actions alike; the larger, the closer to "sampled". With
+        ``beta=1`` the expected gradient at pi = pi_old is the same for every value.
     :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for its counterpart on the action
         taken: PPO's clipped loss with (R_t - V~) / sigma replaces the sum and its correction, and everything else is the same
     :param advantage_scale: Quantity that sigma averages over the minibatches: "corrected" for the root of
@@ -142,6 +147,7 @@ class QPPO(OnPolicyAlgorithm):
         device: th.device | str = "auto",
         kl_coef: float = 0.3,
         beta: float = 1.0,
+        shrinkage: float = 0.0,
         policy_gradient: Literal["all-action", "sampled"] = "all-action",
         advantage_scale: Literal["corrected", "critic"] | None = "corrected",
         _init_setup_model: bool = True,
@@ -176,6 +182,7 @@ class QPPO(OnPolicyAlgorithm):
         self.target_kl = target_kl
         self.kl_coef = kl_coef
         self.beta = beta
+        self.shrinkage = shrinkage
         self.policy_gradient = policy_gradient
         self.advantage_scale = advantage_scale
         # None until the first minibatch
@@ -204,7 +211,7 @@ class QPPO(OnPolicyAlgorithm):
 
     def _check_arguments(self) -> None:
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
-        for name in ("ent_coef", "vf_coef", "kl_coef", "beta"):
+        for name in ("ent_coef", "vf_coef", "kl_coef", "beta", "shrinkage"):
             check_number(name, getattr(self, name))
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
@@ -281,10 +288,9 @@ class QPPO(OnPolicyAlgorithm):
                 ratio = (log_probs - old_log_probs).gather(1, actions).exp()  # (batch_size, 1)
 
                 # Weights of the actor loss
-                q_taken = q_values.gather(1, actions)  # (batch_size, 1)
                 values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
-                advantages = q_values.detach() - values  # (batch_size, n_actions)
-                td_errors = returns - q_taken.detach()  # (batch_size, 1)
+                advantages = shrink_advantages(q_values.detach() - values, old_log_probs, self.shrinkage)
+                td_errors = returns - values - advantages.gather(1, actions)  # (batch_size, 1)
                 sigma = self._update_sigma(log_probs.detach().exp(), advantages, td_errors)
 
                 # Policy gradient loss
@@ -301,7 +307,7 @@ class QPPO(OnPolicyAlgorithm):
                 entropy_loss = negative_entropy(log_probs)
 
                 # Value loss using the TD(gae_lambda) target
-                value_loss = critic_loss(q_taken, returns)
+                value_loss = critic_loss(q_values.gather(1, actions), returns)
 
                 loss = policy_loss + self.kl_coef * kl_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
 
@@ -323,7 +329,7 @@ class QPPO(OnPolicyAlgorithm):
                     "state_value": values.mean(),
                     "q_target": returns.mean(),
                     "abs_advantage": advantages.abs().mean(),
-                    "action_gap": action_gap(advantages),
+                    "action_gap": action_gap(q_values.detach()),
                 }
                 # One transfer from the device for all of them
                 logged = dict(zip(diagnostics, th.stack(list(diagnostics.values())).tolist(), strict=True))
@@ -358,8 +364,8 @@ class QPPO(OnPolicyAlgorithm):
     def _update_sigma(self, action_probs: th.Tensor, advantages: th.Tensor, td_errors: th.Tensor) -> th.Tensor:
         """
         :param action_probs: ``pi(a|s)``, shape (batch_size, n_actions)
-        :param advantages: ``Q(s, a) - V~(s)``, shape (batch_size, n_actions)
-        :param td_errors: ``R_t - Q(s_t, a_t)``, shape (batch_size, 1)
+        :param advantages: ``A(s, a)``, shape (batch_size, n_actions)
+        :param td_errors: ``R_t - V~(s_t) - A(s_t, a_t)``, shape (batch_size, 1)
         :return: sigma with this minibatch, scalar
         """
         if self.advantage_scale is None:
