@@ -117,9 +117,11 @@ def test_a_run_is_diagnosed_at_its_start_and_end(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "estimator"),
     [
-        (dict(beta=0.0), ALL_ACTION),
-        (dict(beta=1.0), "all-action, beta=1"),
-        (dict(beta=0.3, advantage_scale="critic"), "all-action, beta=0.3"),
+        (dict(beta=0.0, shrinkage=0.0), ALL_ACTION),
+        (dict(beta=1.0, shrinkage=0.0), "all-action, beta=1"),
+        (dict(beta=0.3, shrinkage=0.0, advantage_scale="critic"), "all-action, beta=0.3"),
+        (dict(shrinkage=0.2), "all-action, beta=1, shrinkage=0.2"),
+        (dict(beta=0.3, shrinkage=0.2), "all-action, beta=0.3, shrinkage=0.2"),
         (dict(policy_gradient="sampled"), A2C_WEIGHT),
         (dict(policy_gradient="sampled", advantage_scale=None), A2C_WEIGHT),
     ],
@@ -139,7 +141,7 @@ def test_an_estimator_is_the_actors_gradient_in_qppos_first_minibatch(arguments,
 
 
 def test_qppo_is_diagnosed_with_its_own_beta():
-    result = diagnose_model(make_model(beta=0.25), n_rollouts=3)
+    result = diagnose_model(make_model(beta=0.25, shrinkage=0.0), n_rollouts=3)
     assert list(result["estimators"]) == [*ESTIMATORS, "all-action, beta=0.25"]
     assert result["scale"] > 0 and "branches" not in result
     assert diagnose_model(QA2C("MlpPolicy", "CartPole-v1", device="cpu"), n_rollouts=3)["scale"] == 1

@@ -7,7 +7,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
-from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, state_values
+from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, shrink_advantages, state_values
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION
@@ -49,10 +49,26 @@ def batch_of(model: QA2C | QPPO, data: RolloutBufferSamples) -> Batch:
     return Batch(q_values, log_probs, values, q_values.gather(1, actions), log_probs.gather(1, actions), returns)
 
 
-def _with_beta(beta: float) -> Callable[[Batch], th.Tensor]:
-    return lambda b: (
-        all_action_policy_loss(b.log_probs, b.q_values) + beta * sampled_policy_loss(b.log_prob_taken, b.returns - b.q_taken)
-    )
+def weights_of(batch: Batch, shrinkage: float = 0.0) -> tuple[th.Tensor, th.Tensor]:
+    """
+    :param batch: Inputs of an actor loss
+    :param shrinkage: As in QPPO
+    :return: QPPO's weights: ``A`` in the sum, shape (batch_size, n_actions), and ``d`` of the correction, shape (batch_size, 1)
+    """
+    advantages = batch.q_values.detach() - batch.values
+    taken = batch.q_taken.detach() - batch.values
+    # The action taken is not in the batch, but its probability is
+    shrunk = shrink_advantages(taken, batch.log_prob_taken.detach(), shrinkage)
+    return shrink_advantages(advantages, batch.log_probs.detach(), shrinkage), batch.returns - batch.values - shrunk
+
+
+def _corrected(beta: float, shrinkage: float = 0.0) -> Callable[[Batch], th.Tensor]:
+    def loss(batch: Batch) -> th.Tensor:
+        advantages, td_errors = weights_of(batch, shrinkage)
+        correction = sampled_policy_loss(batch.log_prob_taken, td_errors)
+        return all_action_policy_loss(batch.log_probs, advantages) + beta * correction
+
+    return loss
 
 
 # The first estimator is the reference for the others. For the policy of the rollout QPPO's ratio is 1: its clipped losses have
@@ -60,7 +76,7 @@ def _with_beta(beta: float) -> Callable[[Batch], th.Tensor]:
 ESTIMATORS: dict[str, Callable[[Batch], th.Tensor]] = {
     ALL_ACTION: lambda b: all_action_policy_loss(b.log_probs, b.q_values),
     "all-action, baseline": lambda b: all_action_policy_loss(b.log_probs, b.q_values - b.values),
-    "all-action, beta=1": _with_beta(1.0),
+    "all-action, beta=1": _corrected(1.0),
     "sampled": lambda b: sampled_policy_loss(b.log_prob_taken, b.q_taken),
     "sampled, baseline": lambda b: sampled_policy_loss(b.log_prob_taken, b.q_taken - b.values),
     "sampled, return (REINFORCE's weight)": lambda b: sampled_policy_loss(b.log_prob_taken, b.returns),
@@ -161,9 +177,21 @@ class GradientMoments:
 def estimators_of(model: QA2C | QPPO) -> dict[str, Callable[[Batch], th.Tensor]]:
     """
     :param model: Model
-    :return: ``ESTIMATORS``, and the model's own if it has another ``beta``
+    :return: ``ESTIMATORS``, and the model's own if it has another ``beta``, or shrinkage
     """
-    return ESTIMATORS if model.beta in (0, 1) else {**ESTIMATORS, f"all-action, beta={model.beta:g}": _with_beta(model.beta)}
+    shrinkage = shrinkage_of(model)
+    if model.beta in (0, 1) and shrinkage == 0:
+        return ESTIMATORS
+    name = f"all-action, beta={model.beta:g}" + (f", shrinkage={shrinkage:g}" if shrinkage else "")
+    return {**ESTIMATORS, name: _corrected(model.beta, shrinkage)}
+
+
+def shrinkage_of(model: QA2C | QPPO) -> float:
+    """
+    :param model: Model
+    :return: its shrinkage; QA2C has none
+    """
+    return model.shrinkage if isinstance(model, QPPO) else 0.0
 
 
 def scale_of(model: QA2C | QPPO, batch: Batch) -> float:
@@ -174,7 +202,7 @@ def scale_of(model: QA2C | QPPO, batch: Batch) -> float:
     """
     if isinstance(model, QA2C):
         return 1.0
-    return model._update_sigma(batch.log_probs.exp(), batch.q_values - batch.values, batch.returns - batch.q_taken).item()
+    return model._update_sigma(batch.log_probs.exp(), *weights_of(batch, model.shrinkage)).item()
 
 
 def gradient_of(model: QA2C | QPPO, loss: th.Tensor) -> th.Tensor:

@@ -67,6 +67,7 @@ def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     trial.suggest_float("vf_coef", 0.1, 1, log=True)
     trial.suggest_float("max_grad_norm", 0.3, 5, log=True)
     trial.suggest_categorical("beta", [0.5, 1.0])
+    trial.suggest_categorical("shrinkage", [0.0, 0.03, 0.1, 0.3])
     trial.suggest_categorical("advantage_scale", ["corrected", "critic"])
 
     hyperparams = convert_qppo_params(trial.params)
