@@ -1,5 +1,8 @@
+import contextlib
+import io
 import os
 import signal
+import sys
 
 import pytest
 
@@ -13,6 +16,30 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def rl_zoo(monkeypatch):
+    """
+    RL Zoo's commands in the process of the test, for where the process itself is not what is tested: a new one takes seconds
+    for its imports. They return what they print.
+    """
+    import torch as th
+
+    from sb3_qac.__main__ import main
+
+    def run(command, *arguments, cwd):
+        printed = io.StringIO()
+        with monkeypatch.context() as patch, contextlib.redirect_stdout(printed):
+            patch.chdir(cwd)
+            # The command writes its own
+            patch.setattr(sys, "argv", sys.argv)
+            assert main(["zoo", command, *map(str, arguments)]) == 0
+        return printed.getvalue()
+
+    n_threads = th.get_num_threads()
+    yield run
+    th.set_num_threads(n_threads)
 
 
 @pytest.fixture
