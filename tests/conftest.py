@@ -43,6 +43,21 @@ def rl_zoo(monkeypatch):
 
 
 @pytest.fixture
+def offline_wandb(monkeypatch):
+    """W&B offline, in a service of its own: it reads its mode once, and other tests start it in other modes."""
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr(wandb, "run", None)
+    # It would change gymnasium's wrapper for videos, for the tests that follow too
+    monkeypatch.setattr("wandb.integration.gym.monitor", lambda: None)
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
+@pytest.fixture
 def quick_bootstrap(monkeypatch):
     """Reports with fewer bootstrap samples, which would take most of their tests' time."""
     from sb3_qac.study import analysis

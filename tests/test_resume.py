@@ -927,19 +927,6 @@ def start_and_kill(command, folder, number, environment, step):
     return child.returncode
 
 
-@pytest.fixture
-def offline_wandb(monkeypatch):
-    """In this process too, in a new service: it reads its mode once, and other tests start it in other modes."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setattr(wandb, "run", None)
-    # It would change gymnasium's wrapper for videos, for the tests that follow too
-    monkeypatch.setattr("wandb.integration.gym.monitor", lambda: None)
-    wandb.teardown()
-    yield
-    wandb.teardown()
-
-
 def test_a_zoo_command_run_again_goes_on_with_its_seed_in_the_same_folder_and_wandb_run(tmp_path, rl_zoo, offline_wandb):
     reference, killed = tmp_path / "reference", tmp_path / "killed"
     for folder in (reference, killed):
