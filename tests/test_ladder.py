@@ -11,7 +11,6 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
 
 from sb3_qac import QA2C, REINFORCE
-from sb3_qac.study import ladder
 from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS, field_name
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.ladder import _median, gradients_of_updates, noise_of_run, write_page
@@ -42,8 +41,8 @@ def test_gradients_are_collected_without_learning(algorithm):
     assert len({float(gradient.norm()) for gradient in gradients}) == len(gradients)
 
 
-def test_the_page_has_each_rung_in_its_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(ladder, "N_STEPS_OF_VARIANCE", 1000)
+@pytest.mark.usefixtures("quick_noise")
+def test_the_page_has_each_rung_in_its_order(tmp_path):
     runs = make_grid("ladder", ["dqn", "task1", "reinforce-to-go"], [0], tmp_path, **SMALL)
     assert run_study(runs) == {}
     text = write_page(tmp_path).read_text()

@@ -441,11 +441,11 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(variant, tmp_path
     def train(folder, stop=math.inf):
         model = make_model(n_steps=16, batch_size=12, n_epochs=3, **variant)
         checkpoints = ExactCheckpointCallback(tmp_path / folder, save_freq=100, verbose=0)
-        return model.learn(600, [InterruptAt(stop), checkpoints])
+        return model.learn(400, [InterruptAt(stop), checkpoints])
 
     with pytest.warns(UserWarning, match="truncated"):
         whole = train("whole")
-        for stop in (150, 420):
+        for stop in (150, 300):
             with pytest.raises(Interrupted):
                 train("parts", stop)
         parts = train("parts")

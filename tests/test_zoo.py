@@ -14,6 +14,7 @@ import numpy as np
 import optuna
 import pytest
 import yaml
+from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 
 from sb3_qac import QA2C, QPPO, REINFORCE, commands, zoo
 from sb3_qac.__main__ import main
@@ -376,8 +377,16 @@ def test_misspelt_environment_is_answered_with_the_closest(tmp_path, rl_zoo):
         rl_zoo("train", "--algo", "qa2c", "--env", "PongNoFramskip-v4", cwd=tmp_path)
 
 
-def test_cartpole_through_the_zoo_is_solved_within_80_000_steps(tmp_path, rl_zoo):
+def test_cartpole_through_the_zoo_is_solved_within_80_000_steps(tmp_path, rl_zoo, monkeypatch):
     """The preset, on one fixed seed; 475 is gymnasium's mark of solved, an untrained policy gets some 20."""
+
+    class UntilSolved(EvalCallback):
+        """Nothing is asked of the training after that."""
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, callback_after_eval=StopTrainingOnRewardThreshold(475), **kwargs)
+
+    monkeypatch.setattr("rl_zoo3.exp_manager.EvalCallback", UntilSolved)
     evaluate = ["--eval-freq", 40_000, "--eval-episodes", 10, "--n-eval-envs", 5, "--num-threads", 1]
     rl_zoo("train", *ARGUMENTS, "-n", 80_000, "--seed", 0, *evaluate, cwd=tmp_path)
     evaluations = np.load(tmp_path / "logs" / "qa2c" / "CartPole-v1_1" / "evaluations.npz")
