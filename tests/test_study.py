@@ -295,7 +295,7 @@ def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("handler_raises", [True, False])
-@pytest.mark.parametrize("number", workers.STOP_SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_signal_that_ends_a_process_stops_the_trainings_first(number, handler_raises, tmp_path, monkeypatch):
     """Whatever its handler does; here with a list for joblib's processes."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
