@@ -1,8 +1,6 @@
 """Agents of a study, played again and exported."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +59,7 @@ def test_new_episodes_are_played_and_the_same_ones_again(run):
         evaluate_agent(Path(run.folder), 0)
 
 
-def test_an_exported_agent_is_smaller_acts_the_same_and_plays_in_rl_zoo(run, tmp_path, capsys):
+def test_an_exported_agent_is_smaller_acts_the_same_and_plays_in_rl_zoo(run, tmp_path, capsys, rl_zoo):
     assert main(["export", run.folder, str(tmp_path)]) == 0
     kept = Path(capsys.readouterr().out.strip())
     original = Path(run.folder, "Acrobot-v1.zip")
@@ -70,9 +68,8 @@ def test_an_exported_agent_is_smaller_acts_the_same_and_plays_in_rl_zoo(run, tmp
     obs = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
     models = [QA2C.load(path, device="cpu") for path in (original, kept)]
     assert th.equal(*(th.as_tensor(model.predict(obs, deterministic=True)[0]) for model in models))
-    command = [sys.executable, "-m", "rl_zoo3.enjoy", "--algo", "qa2c", "--env", "Acrobot-v1", "-f", str(tmp_path)]
-    played = subprocess.run([*command, "--no-render", "-n", "600"], capture_output=True, text=True, cwd=tmp_path)
-    assert played.returncode == 0 and "Episode Reward" in played.stdout, played.stderr
+    enjoy = ["--algo", "qa2c", "--env", "Acrobot-v1", "-f", tmp_path, "--no-render", "-n", 600]
+    assert "Episode Reward" in rl_zoo("enjoy", *enjoy, cwd=tmp_path)
 
 
 def test_a_run_without_an_agent_is_refused(run, tmp_path):

@@ -45,12 +45,11 @@ def installed(request, wheel, tmp_path):
         seen through a path, along which no start-up file is run
     """
     built, source = wheel
-    venv.create(tmp_path / "venv", with_pip=True, symlinks=True)
+    # It has the pip of the dependencies
+    venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
     site_packages = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    # Python 3.11 and older put a setuptools of their own in, which is too old and hides the one of the dependencies
-    call(python, "-m", "pip", "uninstall", "-y", "setuptools", cwd=tmp_path)
     package = [built] if request.param == "wheel" else ["--no-build-isolation", "-e", source]
     call(python, "-m", "pip", "install", "--no-deps", "--ignore-installed", *package, cwd=tmp_path)
     return python

@@ -222,6 +222,7 @@ def test_a_run_of_a_lost_machine_is_marked(live, tmp_path):
         write_pack(load_everything(live), tmp_path, lost=["a2c_seed-7"])
 
 
+@pytest.mark.usefixtures("quick_noise")
 def test_the_ladder_has_the_same_page_when_it_is_packed(tmp_path):
     settings = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
     assert run_study(make_grid("ladder", ["dqn", "task1"], [0], tmp_path / "ladder", **settings)) == {}

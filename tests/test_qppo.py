@@ -26,7 +26,6 @@ from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import CheckpointError
 from tests.envs import InterruptAt, Interrupted, ScriptedEnv
 from tests.test_qa2c import Rows, parameters
-from tests.test_zoo import python
 
 VARIANTS = [
     pytest.param(dict(), id="default"),
@@ -446,11 +445,11 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(variant, tmp_path
     def train(folder, stop=math.inf):
         model = make_model(n_steps=16, batch_size=12, n_epochs=3, **variant)
         checkpoints = ExactCheckpointCallback(tmp_path / folder, save_freq=100, verbose=0)
-        return model.learn(600, [InterruptAt(stop), checkpoints])
+        return model.learn(400, [InterruptAt(stop), checkpoints])
 
     with pytest.warns(UserWarning, match="truncated"):
         whole = train("whole")
-        for stop in (150, 420):
+        for stop in (150, 300):
             with pytest.raises(Interrupted):
                 train("parts", stop)
         parts = train("parts")
@@ -539,9 +538,9 @@ def test_gradients_are_not_clipped_without_a_limit(tmp_path):
     assert QPPO.load(tmp_path / "model").max_grad_norm == math.inf
 
 
-def test_train_command_of_rl_zoo(tmp_path):
+def test_train_command_of_rl_zoo(tmp_path, rl_zoo):
     arguments = ["--algo", "qppo", "--env", "CartPole-v1", "-n", 600, "--eval-freq", 300, "--seed", 0]
-    python("-m", "rl_zoo3.train", *arguments, cwd=tmp_path)
+    rl_zoo("train", *arguments, cwd=tmp_path)
     run = tmp_path / "logs" / "qppo" / "CartPole-v1_1"
     assert len(np.load(run / "evaluations.npz")["timesteps"]) == 2
     model = QPPO.load(run / "CartPole-v1.zip")

@@ -1,8 +1,5 @@
 """REINFORCE: whole episodes, no bootstrap, and the gradient of the textbook."""
 
-import subprocess
-import sys
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -180,13 +177,10 @@ def test_gradients_are_not_clipped_without_a_limit(no_limit):
     assert th.equal(weights[0], weights[1]) and not th.equal(weights[0], weights[2])
 
 
-def test_rl_zoo_trains_it_with_its_preset(tmp_path):
-    command = [sys.executable, "-m", "rl_zoo3.train", "--algo", "reinforce", "--env", "CartPole-v1", "-n", "500"]
-    result = subprocess.run([*command, "--eval-freq", "-1"], cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert (
-        "'normalize_returns', True" in result.stdout and (tmp_path / "logs/reinforce/CartPole-v1_1/CartPole-v1.zip").is_file()
-    )
+def test_rl_zoo_trains_it_with_its_preset(tmp_path, rl_zoo):
+    printed = rl_zoo("train", "--algo", "reinforce", "--env", "CartPole-v1", "-n", 500, "--eval-freq", -1, cwd=tmp_path)
+    assert "'normalize_returns', True" in printed
+    assert (tmp_path / "logs/reinforce/CartPole-v1_1/CartPole-v1.zip").is_file()
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def make_model(algorithm, folder=None, env_id="CartPole-v1", n_envs=4, normalize
     return algorithm("MlpPolicy", env, **{**arguments, **kwargs})
 
 
-def train(algorithm, folder, stop=np.inf, n_steps=3000, normalize=False, progress_bar=False):
+def train(algorithm, folder, stop=np.inf, n_steps=2000, normalize=False, progress_bar=False):
     """:return: the model; it is the script that a user would run again"""
     model = make_model(algorithm, folder, normalize=normalize)
     eval_env = make_vec_env("CartPole-v1", 2, seed=5)
@@ -128,7 +128,7 @@ def read_monitor(path):
 def test_a_training_goes_on_exactly(algorithm, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     # The second and the third interruption come before the next checkpoint
-    resumed = train_with_interruptions(algorithm, other, stops=(700, 750, 760, 2100))
+    resumed = train_with_interruptions(algorithm, other, stops=(700, 750, 760, 1400))
     assert_same_training(train(algorithm, one), one, resumed, other)
 
 
@@ -395,8 +395,7 @@ def test_other_logs_are_refused(tmp_path):
         learn(["csv", "json"], None)
 
 
-@pytest.mark.parametrize("repeated", [False, True], ids=["now", "in older checkpoints"])
-def test_monitor_files_of_native_environments_go_on(repeated, tmp_path, monkeypatch):
+def test_monitor_files_of_native_environments_go_on(tmp_path, monkeypatch):
     def learn(folder, stop=np.inf):
         small, one_thread = dict(screen_size=21), dict(num_threads=1)
         env = VecFrameStack(make_ale_vec_env("BreakoutNoFrameskip-v4", 2, 0, str(folder), small, one_thread), 2)
@@ -407,16 +406,19 @@ def test_monitor_files_of_native_environments_go_on(repeated, tmp_path, monkeypa
             env.close()
 
     learn(tmp_path / "one")
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("sb3_qac.resume.callback.results_writers", lambda env, _: results_writers(env, repeated))
-        learn(tmp_path / "other", stop=500)
-    logs = load_checkpoint(checkpoints_in(tmp_path / "other" / "checkpoints")[-1]).state["logs"]
-    # Two files; SB3 puts no wrapper of its own around VecFrameStack
-    assert len(logs) == (4 if repeated else 2)
-    learn(tmp_path / "other")
-    for i in range(2):
-        monitors = [read_monitor(tmp_path / name / f"{i}.monitor.csv") for name in ("one", "other")]
-        assert monitors[0] == monitors[1] and monitors[0]
+    # Two files; SB3 puts no wrapper of its own around VecFrameStack. In older checkpoints each is there twice
+    for repeated, n_logs in ((False, 2), (True, 4)):
+        other = tmp_path / str(n_logs)
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(
+                "sb3_qac.resume.callback.results_writers", lambda env, _, repeated=repeated: results_writers(env, repeated)
+            )
+            learn(other, stop=500)
+        assert len(load_checkpoint(checkpoints_in(other / "checkpoints")[-1]).state["logs"]) == n_logs
+        learn(other)
+        for i in range(2):
+            monitors = [read_monitor(folder / f"{i}.monitor.csv") for folder in (tmp_path / "one", other)]
+            assert monitors[0] == monitors[1] and monitors[0]
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
@@ -908,12 +910,11 @@ def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
     assert kills
 
 
-def zoo_command(*arguments):
+def zoo_arguments(*arguments):
     callback = "callback:{'sb3_qac.common.callbacks.ExactCheckpointCallback': dict(save_freq=1000)}"
     return [
-        *(sys.executable, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "CartPole-v1", "--n-timesteps", "6000"),
-        *("--seed", "3", "--device", "cpu", "--num-threads", "1", "--eval-freq", "2000", "--log-interval", "10"),
-        *("--log-folder", "logs", "--hyperparams", callback, *arguments),
+        *("--algo", "qa2c", "--env", "CartPole-v1", "--n-timesteps", "6000", "--device", "cpu", "--num-threads", "1"),
+        *("--eval-freq", "2000", "--log-interval", "10", "--log-folder", "logs", "--hyperparams", callback, *arguments),
     ]
 
 
@@ -928,28 +929,39 @@ def start_and_kill(command, folder, number, environment, step):
     return child.returncode
 
 
-def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+def test_a_zoo_command_run_again_goes_on_with_its_seed_in_the_same_folder_and_wandb_run(tmp_path, rl_zoo, offline_wandb):
     reference, killed = tmp_path / "reference", tmp_path / "killed"
     for folder in (reference, killed):
         folder.mkdir()
-    command = zoo_command("--track")
-    subprocess.run(command, cwd=reference, env=environment, check=True, capture_output=True)
+    # Without a seed: RL Zoo draws another one in each process
+    command = [sys.executable, "-m", "rl_zoo3.train", *zoo_arguments("--track")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     assert start_and_kill(command, killed, signal.SIGKILL, environment, step=2000) == -signal.SIGKILL
+    run = killed / "logs" / "qa2c" / "CartPole-v1_1"
+    seed = read_json(run / "checkpoints" / "run.json")["seed"]
     if os.name == "posix":
         assert start_and_kill(command, killed, signal.SIGTERM, environment, step=5000) == -signal.SIGTERM
     # What does not change the numbers may change
     output = subprocess.run(
         [*command, "--verbose", "0"], cwd=killed, env=environment, check=True, capture_output=True, text=True
     )
-    assert "Resuming from step" in output.stdout
+    assert f"Seed: {seed}, from the run" in output.stdout and "Resuming from step" in output.stdout
+    assert dict(yaml.load((run / "CartPole-v1" / "args.yml").read_text(), Loader=yaml.UnsafeLoader))["seed"] == seed
+    assert read_json(run / "checkpoints" / "run.json").items() >= {"seed": seed, "finished": True}.items()
+    # W&B may have lost that of the processes that were killed
+    assert wandb_configs(killed)[-1]["seed"] == seed
 
+    # As if it had been given, and the training never stopped
+    rl_zoo("train", *zoo_arguments("--track", "--seed", seed), cwd=reference)
+    # Its service has written everything when it has ended
+    wandb.teardown()
     assert [path.name for path in (killed / "logs" / "qa2c").iterdir()] == ["CartPole-v1_1"]
-    runs = [folder / "logs" / "qa2c" / "CartPole-v1_1" for folder in (reference, killed)]
+    runs = [reference / "logs" / "qa2c" / "CartPole-v1_1", run]
     evaluations = [np.load(run / "evaluations.npz") for run in runs]
     assert all(np.array_equal(evaluations[0][name], evaluations[1][name]) for name in ("timesteps", "results", "ep_lengths"))
     models = [QA2C.load(run / "CartPole-v1.zip", device="cpu") for run in runs]
-    assert all(map(th.equal, models[0].policy.state_dict().values(), models[1].policy.state_dict().values()))
+    assert models[0].seed == models[1].seed == seed
+    assert_same_parameters(*models)
     for i in range(8):
         monitors = [read_monitor(run / f"{i}.monitor.csv") for run in runs]
         assert monitors[0] == monitors[1] and monitors[0]
@@ -962,31 +974,7 @@ def test_a_zoo_command_run_again_goes_on_in_the_same_folder_and_wandb_run(tmp_pa
     assert parts[-1] == rows and len(rows) > 10
     assert all(part == rows[: len(part)] for part in parts)
     assert [row["_step"] for row in rows] == list(range(len(rows)))
-    assert wandb_ids(killed) == {wandb_run_id(runs[1] / "checkpoints")} and len(parts) == 3
-
-
-def test_a_zoo_command_without_a_seed_resumes_with_the_seed_of_its_run(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    command = [*zoo_command("--track"), "-n", "4000"]
-    at = command.index("--seed")
-    del command[at : at + 2]
-    assert start_and_kill(command, tmp_path, signal.SIGKILL, environment, step=2000) == -signal.SIGKILL
-    run = tmp_path / "logs" / "qa2c" / "CartPole-v1_1"
-    seed = read_json(run / "checkpoints" / "run.json")["seed"]
-    output = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
-    assert f"Seed: {seed}, from the run" in output and "Resuming from step" in output
-    assert dict(yaml.load((run / "CartPole-v1" / "args.yml").read_text(), Loader=yaml.UnsafeLoader))["seed"] == seed
-    assert read_json(run / "checkpoints" / "run.json")["seed"] == seed
-    # W&B may have lost that of the process that was killed
-    assert wandb_configs(tmp_path)[-1]["seed"] == seed
-
-    # As if it had been given, and the training never stopped
-    with_seed = [*zoo_command("--seed", str(seed)), "-n", "4000"]
-    subprocess.run([*with_seed, "--log-folder", "other"], cwd=tmp_path, env=environment, check=True, capture_output=True)
-    models = [QA2C.load(tmp_path / folder / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip") for folder in ("logs", "other")]
-    assert models[0].seed == models[1].seed == seed
-    assert_same_parameters(*models)
-    assert read_json(run / "checkpoints" / "run.json")["finished"]
+    assert wandb_ids(killed) == {wandb_run_id(run / "checkpoints")} and len(parts) == 3
 
 
 def test_only_an_unfinished_run_of_the_same_command_is_gone_on_with(tmp_path):

@@ -7,10 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
+import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,9 @@ def test_every_algorithm_of_a_study_can_be_made_and_is_trained_for_as_long(name,
     settings = dict(n_timesteps=STUDIES[name].steps, n_eval_episodes=1, wandb="disabled", device="cpu")
     steps = {env_id: set() for env_id in STUDIES[name].env_ids}
     for run in make_grid(name, STUDIES[name].algos, [0], tmp_path, **settings):
+        if "NoFrameskip" in run.env_id:
+            # Fewer of them: each of these games takes a fifth of a second to be loaded
+            run = replace(run, hyperparams={**run.hyperparams, "n_envs": 2})
         model, _ = (manager := StudyManager(run)).setup_experiment()
         assert type(model) is ALGOS[run.algo]
         steps[run.env_id].add(manager.n_timesteps)
@@ -163,15 +167,17 @@ def test_a_file_is_no_folder_for_a_study(tmp_path):
         main(["study", "cartpole", "--algos", "a2c", "--seeds", "0", "--output", str(tmp_path / "file")])
 
 
-def test_a_setting_that_is_refused_is_told_in_a_line_and_its_traceback_kept(tmp_path):
+def test_a_setting_that_is_refused_is_told_in_a_line_and_its_traceback_kept(tmp_path, offline_wandb, monkeypatch, capfd):
     arguments = ["Pendulum-v1", "--algos", "qa2c", "--seeds", "0", "--steps", "100", "--output", str(tmp_path)]
-    # In a process of its own: W&B reads its mode once
-    command = [sys.executable, "-m", "sb3_qac", "study", *arguments, "--wandb", "offline"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert result.returncode == 1 and "Traceback" not in result.stderr
+    # They are for the whole process
+    monkeypatch.setattr("sb3_qac.common.threads.limit_spinning", lambda: None)
+    monkeypatch.setattr("sb3_qac.common.allocator.keep_freed_memory", lambda: None)
+    assert main(["study", *arguments, "--wandb", "offline"]) == 1
+    printed = capfd.readouterr().err
+    assert "Traceback" not in printed
     assert "Traceback" in (tmp_path / "qa2c_seed-0" / "error.txt").read_text()
     # Below the table
-    (line,) = (line for line in result.stderr.splitlines() if "failed: " in line)
+    (line,) = (line for line in printed.splitlines() if "failed: " in line)
     assert line.startswith(f"{tmp_path}") and "gymnasium.spaces.Discrete" in line
 
 
@@ -243,7 +249,12 @@ def processes_of_joblib():
 # At a shutdown all processes get SIGTERM, and a closed terminal ends only those of its group
 @pytest.mark.parametrize(
     ("number", "to_all", "handler_raises"),
-    [(signal.SIGINT, False, True), (signal.SIGTERM, True, True), (signal.SIGHUP, False, False)],
+    [
+        (signal.SIGINT, False, True),
+        (signal.SIGTERM, True, True),
+        # In the default tests without processes, below
+        pytest.param(signal.SIGHUP, False, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(
     tmp_path, ctrl_c, monkeypatch, number, to_all, handler_raises
@@ -280,6 +291,41 @@ def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(
     # No training was begun afterwards, and no process or file is left
     assert not Path(runs[2].folder, "run.json").exists()
     assert processes_of_joblib() == left_behind == []
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("handler_raises", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_every_signal_that_ends_a_process_stops_the_trainings_first(number, handler_raises, tmp_path, monkeypatch):
+    """Whatever its handler does; here with a list for joblib's processes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    done = []
+
+    def results(trainings):
+        yield None
+        signal.raise_signal(number)
+        done.extend(path.name for path in tmp_path.glob("*/*"))
+        yield None
+
+    def handle(number, frame):
+        # The default handlers end the process here
+        done.append("handled" if list(tmp_path.iterdir()) == [] else "left behind")
+        if handler_raises:
+            raise KeyboardInterrupt
+
+    shutdown = types.SimpleNamespace(shutdown=lambda kill_workers: done.append("shut down"))
+    monkeypatch.setattr(workers, "Parallel", lambda **settings: results)
+    monkeypatch.setattr(workers, "get_reusable_executor", lambda reuse: shutdown)
+    handler = signal.signal(number, handle)
+    try:
+        trained = workers.train_in_processes(["first", "second"], 2)
+        assert next(trained) == ("first", None)
+        with pytest.raises(KeyboardInterrupt):
+            next(trained)
+        assert signal.getsignal(number) is handle
+    finally:
+        signal.signal(number, handler)
+    assert done == [workers.STOP, "shut down", "handled"]
 
 
 @pytest.mark.usefixtures("ctrl_c")

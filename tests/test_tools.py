@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 import zipfile
 from pathlib import Path
 
@@ -64,17 +63,15 @@ def test_a_packed_study_keeps_the_names_and_the_commands(study, tmp_path, capsys
     assert list(load_study(tmp_path / "packed")["CartPole-v1"]) == ["a2c", *GROUPS]
 
 
-def test_agents_are_played_exported_and_played_again(study, tmp_path, capsys, monkeypatch):
+def test_agents_are_played_exported_and_played_again(study, tmp_path, capsys, rl_zoo):
     run = study / "qppo-sampled_seed-0"
     assert main(["evaluate", str(run), "--episodes", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run"] == "qppo-sampled_seed-0"
     assert main(["export", str(run), str(tmp_path)]) == 0
     agent = tmp_path / "qppo" / "CartPole-v1_1" / "CartPole-v1.zip"
     assert zipfile.is_zipfile(agent) and QPPO.load(agent, device="cpu").policy_gradient == "sampled"
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    enjoy = ["enjoy", "--algo", "qppo", "--env", "CartPole-v1", "-f", str(tmp_path), "--no-render", "-n", "100"]
-    assert main(["zoo", *enjoy]) == 0
-    assert "Episode Reward" in capsys.readouterr().out
+    enjoy = ["--algo", "qppo", "--env", "CartPole-v1", "-f", tmp_path, "--no-render", "-n", 100]
+    assert "Episode Reward" in rl_zoo("enjoy", *enjoy, cwd=tmp_path)
 
 
 # imageio leaves ffmpeg's pipes to the garbage collector
@@ -145,14 +142,12 @@ def test_a_run_that_was_interrupted_goes_on_exactly_and_in_its_run_of_wandb(stud
     assert {"train/kl", "train/sigma", "train/kl_coef", "train/clip_fraction"} <= set().union(*parts[-1])
 
 
-def test_a_command_of_rl_zoo_that_was_interrupted_goes_on_exactly(tmp_path, ctrl_c_at_update, monkeypatch, capsys):
+def test_a_command_of_rl_zoo_that_was_interrupted_goes_on_exactly(tmp_path, ctrl_c_at_update, rl_zoo):
     callback = "callback:{'sb3_qac.common.callbacks.ExactCheckpointCallback': dict(save_freq=400)}"
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.chdir(tmp_path)
 
     def train(folder):
-        settings = ["-n", "1000", "--seed", "3", "--device", "cpu", "--eval-freq", "-1", "--num-threads", "1", "-f", folder]
-        assert main(["zoo", "train", "--algo", "qppo", "--env", "CartPole-v1", *settings, "--hyperparams", callback]) == 0
+        settings = ["-n", 1000, "--seed", 3, "--device", "cpu", "--eval-freq", -1, "--num-threads", 1, "-f", folder]
+        return rl_zoo("train", "--algo", "qppo", "--env", "CartPole-v1", *settings, "--hyperparams", callback, cwd=tmp_path)
 
     ctrl_c_at_update(-1)
     train("whole")
@@ -160,8 +155,7 @@ def test_a_command_of_rl_zoo_that_was_interrupted_goes_on_exactly(tmp_path, ctrl
     train("parts")
     assert not read_json(tmp_path / "parts" / "qppo" / "CartPole-v1_1" / "checkpoints" / "run.json")["finished"]
     ctrl_c_at_update(-1)
-    train("parts")
-    assert "Resuming from step" in capsys.readouterr().out
+    assert "Resuming from step" in train("parts")
     assert [path.name for path in (tmp_path / "parts" / "qppo").iterdir()] == ["CartPole-v1_1"]
     agents = [tmp_path / folder / "qppo" / "CartPole-v1_1" / "CartPole-v1.zip" for folder in ("whole", "parts")]
     assert_same_agent(*agents)

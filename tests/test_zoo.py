@@ -1,4 +1,4 @@
-"""RL Zoo as its users run it: the literal commands, in processes of their own, in the environment the tests run in."""
+"""RL Zoo as its users run it: its commands, some of them literally, in processes of their own, as the `trained` agent."""
 
 import importlib
 import json
@@ -14,6 +14,7 @@ import numpy as np
 import optuna
 import pytest
 import yaml
+from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 
 from sb3_qac import QA2C, QPPO, REINFORCE, commands, zoo
 from sb3_qac.__main__ import main
@@ -55,13 +56,14 @@ def test_literal_train_command_writes_what_the_zoo_writes(trained):
     assert saved == PRESETS["CartPole-v1"]
 
 
-def test_enjoy_plays_the_trained_agent(trained):
-    printed = python("-m", "rl_zoo3.enjoy", *ARGUMENTS, "-f", "logs", "-n", 600, "--no-render", cwd=trained)
+def test_enjoy_plays_the_trained_agent(trained, rl_zoo):
+    printed = rl_zoo("enjoy", *ARGUMENTS, "-f", "logs", "-n", 600, "--no-render", cwd=trained)
     assert "Mean reward" in printed
 
 
-def test_record_video_makes_a_playable_file(trained):
-    python("-m", "rl_zoo3.record_video", *ARGUMENTS, "-f", "logs", "-n", 60, cwd=trained, SDL_VIDEODRIVER="dummy")
+def test_record_video_makes_a_playable_file(trained, rl_zoo, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    rl_zoo("record_video", *ARGUMENTS, "-f", "logs", "-n", 60, cwd=trained)
     (video,) = trained.rglob("*.mp4")
     assert video.stat().st_size > 1000
 
@@ -133,9 +135,9 @@ def test_wandb_tracks_offline(trained):
     assert list(trained.glob("wandb/offline-run-*/*.wandb"))
 
 
-def test_training_goes_on_from_a_saved_agent(trained):
+def test_training_goes_on_from_a_saved_agent(trained, rl_zoo):
     agent = trained / "logs" / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip"
-    printed = python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 200, "--eval-freq", -1, "-i", agent, cwd=trained)
+    printed = rl_zoo("train", *ARGUMENTS, "-n", 200, "--eval-freq", -1, "-i", agent, cwd=trained)
     assert "Loading pretrained agent" in printed
 
 
@@ -187,9 +189,9 @@ def test_arguments_of_other_programs_are_left_alone(arguments, tmp_path, monkeyp
     assert unfinished_run(tmp_path, "CartPole-v1", sys.argv) is None
 
 
-def test_stock_a2c_takes_the_settings_it_is_compared_with(tmp_path):
+def test_stock_a2c_takes_the_settings_it_is_compared_with(tmp_path, rl_zoo):
     arguments = ["--algo", "a2c", "--env", "PongNoFrameskip-v4", "--conf-file", zoo.presets("a2c"), "-params", "n_envs:2"]
-    printed = python("-m", "rl_zoo3.train", *arguments, "-n", 80, "--eval-freq", -1, "--seed", 0, cwd=tmp_path)
+    printed = rl_zoo("train", *arguments, "-n", 80, "--eval-freq", -1, "--seed", 0, cwd=tmp_path)
     assert "Saving to logs/a2c/PongNoFrameskip-v4_1" in printed
 
 
@@ -370,38 +372,41 @@ def test_samples_of_the_search_space_are_arguments_of_the_algorithm():
         QA2C("MlpPolicy", "CartPole-v1", **sampled)
 
 
-def test_misspelt_environment_is_answered_with_the_closest(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "PongNoFramskip-v4"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode != 0
-    assert "PongNoFrameskip-v4" in run.stderr
+def test_misspelt_environment_is_answered_with_the_closest(tmp_path, rl_zoo):
+    with pytest.raises(ValueError, match=r"PongNoFramskip-v4 not found.* PongNoFrameskip-v4"):
+        rl_zoo("train", "--algo", "qa2c", "--env", "PongNoFramskip-v4", cwd=tmp_path)
 
 
-def test_cartpole_through_the_zoo_is_solved_within_80_000_steps(tmp_path):
+def test_cartpole_through_the_zoo_is_solved_within_80_000_steps(tmp_path, rl_zoo, monkeypatch):
     """The preset, on one fixed seed; 475 is gymnasium's mark of solved, an untrained policy gets some 20."""
+
+    class UntilSolved(EvalCallback):
+        """Nothing is asked of the training after that."""
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, callback_after_eval=StopTrainingOnRewardThreshold(475), **kwargs)
+
+    monkeypatch.setattr("rl_zoo3.exp_manager.EvalCallback", UntilSolved)
     evaluate = ["--eval-freq", 40_000, "--eval-episodes", 10, "--n-eval-envs", 5, "--num-threads", 1]
-    python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 80_000, "--seed", 0, *evaluate, cwd=tmp_path)
+    rl_zoo("train", *ARGUMENTS, "-n", 80_000, "--seed", 0, *evaluate, cwd=tmp_path)
     evaluations = np.load(tmp_path / "logs" / "qa2c" / "CartPole-v1_1" / "evaluations.npz")
     assert evaluations["results"].mean(axis=1).max() >= 475
 
 
 @pytest.mark.parametrize("record", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_native_environments_are_one_key_away(record, tmp_path):
+def test_native_environments_are_one_key_away(record, tmp_path, rl_zoo, monkeypatch):
     """For training and for evaluation; and the agent plays in SB3's environments, to be looked at."""
     native = "vec_env_wrapper:'sb3_qac.common.env_util.to_ale_vec_env'"
     pong = ["--algo", "qa2c", "--env", "PongNoFrameskip-v4"]
     train = [*pong, "-n", 400, "--eval-freq", 400, "--eval-episodes", 1, "-params", native, "n_envs:2", "--seed", 0]
-    python("-m", "rl_zoo3.train", *train, cwd=tmp_path)
+    rl_zoo("train", *train, cwd=tmp_path)
     run = tmp_path / "logs" / "qa2c" / "PongNoFrameskip-v4_1"
     assert -21 <= np.load(run / "evaluations.npz")["results"][0, 0] <= -10
     assert len(list(run.glob("*.monitor.csv"))) == 2
     if not record:
         return
-    python("-m", "rl_zoo3.record_video", *pong, "-f", "logs", "-n", 10, cwd=tmp_path, SDL_VIDEODRIVER="dummy")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    rl_zoo("record_video", *pong, "-f", "logs", "-n", 10, cwd=tmp_path)
     assert list(run.rglob("*.mp4"))
 
 
