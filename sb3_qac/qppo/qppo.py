@@ -147,7 +147,7 @@ class QPPO(OnPolicyAlgorithm):
         device: th.device | str = "auto",
         kl_coef: float = 0.3,
         beta: float = 1.0,
-        shrinkage: float = 0.0,
+        shrinkage: float = 0.1,
         policy_gradient: Literal["all-action", "sampled"] = "all-action",
         advantage_scale: Literal["corrected", "critic"] | None = "corrected",
         _init_setup_model: bool = True,

@@ -53,7 +53,7 @@ def weights_of(batch: Batch, shrinkage: float = 0.0) -> tuple[th.Tensor, th.Tens
     """
     :param batch: Inputs of an actor loss
     :param shrinkage: As in QPPO
-    :return: QPPO's weights: ``A`` in the sum, shape (batch_size, n_actions), and ``d`` of the correction, shape (batch_size, 1)
+    :return: QPPO's weights: ``A`` of the sum, shape (batch_size, n_actions), and ``d`` of the correction, (batch_size, 1)
     """
     advantages = batch.q_values.detach() - batch.values
     taken = batch.q_taken.detach() - batch.values
