@@ -379,10 +379,10 @@ def test_adapted_kl_coefficient_stays_within_limits():
 def test_adaptive_coefficient_keeps_the_policy_closer_than_a_small_one():
     """Asked for a distance of 0.001, the coefficient grows until the policy keeps to it."""
     shared = dict(n_steps=32, batch_size=16, n_epochs=4, learning_rate=3e-3, kl_coef=0.01)
-    free, held = (logged_by(make_model(target_kl=target, **shared), 1500) for target in (None, 0.001))
+    free, held = (logged_by(make_model(target_kl=target, **shared), 2500) for target in (None, 0.001))
     free_kl, held_kl = (np.mean([row["kl"] for row in rows[-10:]]) for rows in (free, held))
     assert held_kl < free_kl / 2 and held_kl < 0.003
-    assert held[-1]["kl_coef"] > 1
+    assert held[-1]["kl_coef"] > 0.1
 
 
 # ---- learning, repeating, saving, resuming ----
