@@ -33,7 +33,7 @@ VARIANTS = [
     pytest.param(dict(advantage_scale="critic"), id="scale of the critic"),
     pytest.param(dict(advantage_scale=None, target_kl=0.01), id="no scale, adaptive KL"),
     pytest.param(dict(policy_kwargs=dict(dueling=True)), id="dueling"),
-    pytest.param(dict(shrinkage=0.1), id="shrinkage"),
+    pytest.param(dict(shrinkage=0.0), id="no shrinkage"),
 ]
 SMALL = dict(n_steps=8, batch_size=8, n_epochs=2)
 
