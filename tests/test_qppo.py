@@ -22,8 +22,8 @@ from sb3_qac import QA2C, QPPO
 from sb3_qac.common.losses import kl_divergence
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.qppo import qppo
-from sb3_qac.resume import ExactCheckpointCallback
-from sb3_qac.resume.checkpoints import CheckpointError
+from sb3_qac.resume import ExactCheckpointCallback, identity, resume
+from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint
 from tests.envs import InterruptAt, Interrupted, ScriptedEnv
 from tests.test_qa2c import Rows, parameters
 
@@ -466,6 +466,17 @@ def test_training_with_another_coefficient_is_not_resumed(tmp_path):
         else:
             with pytest.raises(CheckpointError, match=error):
                 model.learn(32, callback)
+
+
+def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(tmp_path, monkeypatch):
+    """It does not say so: there was no such argument."""
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "ARGUMENTS_NOT_COMPARED", identity.ARGUMENTS_NOT_COMPARED | {"shrinkage"})
+        make_model(shrinkage=0.0).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
+    assert "shrinkage" not in newest_checkpoint(tmp_path).state["training"]
+    with pytest.raises(CheckpointError, match=r"shrinkage is 0.1, and was 0.0"):
+        resume(make_model(), tmp_path)
+    assert resume(make_model(shrinkage=0.0), tmp_path).num_timesteps == 32
 
 
 # ---- bad input ----
