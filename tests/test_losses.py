@@ -201,7 +201,9 @@ def test_advantages_are_shrunk_by_how_seldom_an_action_is_taken():
     advantages = shrink_advantages(th.ones(1, 4), probs.log(), 0.1)
     assert advantages.flatten().tolist() == pytest.approx([0.9, 0.5, 1 / 6, 0])
     # Without shrinkage they are the very same, also for actions that are never taken
-    assert th.equal(shrink_advantages(probs, probs.log(), 0), probs)
+    assert th.equal(shrink_advantages(th.ones(1, 4), probs.log(), 0), th.ones(1, 4))
+    # Both the probability and the shrinkage are 0 in float32
+    assert shrink_advantages(th.ones(1), th.tensor([-120.0]), math.exp(-120)).item() == 0.5
 
 
 def test_gradient_with_much_shrinkage_is_that_of_the_action_taken(batch):
