@@ -132,13 +132,18 @@ def test_first_gradient_is_that_of_qa2c(rollout, beta, kl_coef):
     assert np.abs(qa2c).max() > 0.01
 
 
-@pytest.mark.parametrize(("policy_gradient", "shrinkage"), [("all-action", 0.0), ("all-action", 0.3), ("sampled", 0.0)])
+@pytest.mark.parametrize(("policy_gradient", "shrinkage"), [("all-action", 0.0), ("all-action", 0.3), ("sampled", 0.3)])
 def test_update_is_the_loss_of_the_formula(policy_gradient, shrinkage):
     """Two minibatches by hand, the second with a policy that has moved, from the same rollout and permutation."""
     learning_rate, coefficients = 0.05, dict(kl_coef=0.7, ent_coef=0.2, vf_coef=0.3, beta=0.4, clip_range=0.001)
     policy_kwargs = dict(optimizer_class=th.optim.SGD)
     arguments = dict(n_epochs=1, learning_rate=learning_rate, max_grad_norm=None, policy_kwargs=policy_kwargs, **coefficients)
-    model = with_rollout(make_model(policy_gradient=policy_gradient, shrinkage=shrinkage, **arguments))
+    model = make_model(policy_gradient=policy_gradient, shrinkage=shrinkage, **arguments)
+    with th.no_grad():
+        # A critic and a policy that tell actions apart: the first step moves the policy enough to tell it from the rollout's
+        model.policy.q_net.weight *= 20
+        model.policy.action_net.weight *= 20
+    with_rollout(model)
     by_hand = copy.deepcopy(model.policy)
     buffer = copy.deepcopy(model.rollout_buffer)
     np.random.seed(0)
@@ -341,6 +346,13 @@ def test_log_has_the_names_of_sb3_and_figures_that_agree(policy_gradient):
     assert row["kl"] == pytest.approx(0, abs=1e-6) and row["clip_fraction"] == 0
     assert row["abs_advantage"] > 0 and row["action_gap"] > 0 and row["grad_norm"] > 0 and row["sigma"] > 0
     assert -np.log(2) - 1e-6 <= row["entropy_loss"] < 0
+
+
+def test_logged_advantages_are_shrunk_and_the_action_gap_is_that_of_q():
+    without, much = (logged_by(make_model(batch_size=16, n_epochs=1, shrinkage=s), 32)[0] for s in (0.0, 9.0))
+    assert much["action_gap"] == without["action_gap"] > 0
+    # By p / (p + 9)
+    assert 0 < much["abs_advantage"] < without["abs_advantage"] / 10
 
 
 def test_logged_kl_is_that_of_the_last_epoch():
