@@ -145,6 +145,8 @@ def test_qppo_is_diagnosed_with_its_own_beta():
     assert list(result["estimators"]) == [*ESTIMATORS, "all-action, beta=0.25"]
     assert result["scale"] > 0 and "branches" not in result
     assert diagnose_model(QA2C("MlpPolicy", "CartPole-v1", device="cpu"), n_rollouts=3)["scale"] == 1
+    # Its own is A2C's weight, whatever its shrinkage
+    assert list(estimators_of(make_model(policy_gradient="sampled"))) == list(ESTIMATORS)
 
 
 def test_three_rollouts_are_the_fewest():
