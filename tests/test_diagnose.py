@@ -140,11 +140,23 @@ def test_an_estimator_is_the_actors_gradient_in_qppos_first_minibatch(arguments,
     assert gradient.abs().max() > 1e-3
 
 
+def test_the_scale_of_a_diagnosis_is_that_of_shrunk_advantages():
+    scales = []
+    for shrinkage in (0.0, 9.0):
+        model = with_rollout(make_model(shrinkage=shrinkage, advantage_scale="critic"))
+        next(model.rollout_buffer.get(16))
+        scales.append(scale_of(model, batch_of(model, model.rollout_buffer._get_samples(np.arange(16)))))
+    # By p / (p + 9)
+    assert 0 < scales[1] < scales[0] / 10
+
+
 def test_qppo_is_diagnosed_with_its_own_beta():
     result = diagnose_model(make_model(beta=0.25, shrinkage=0.0), n_rollouts=3)
     assert list(result["estimators"]) == [*ESTIMATORS, "all-action, beta=0.25"]
     assert result["scale"] > 0 and "branches" not in result
     assert diagnose_model(QA2C("MlpPolicy", "CartPole-v1", device="cpu"), n_rollouts=3)["scale"] == 1
+    # Its own is A2C's weight, whatever its shrinkage
+    assert list(estimators_of(make_model(policy_gradient="sampled"))) == list(ESTIMATORS)
 
 
 def test_three_rollouts_are_the_fewest():

@@ -306,6 +306,27 @@ def test_figures_are_those_of_the_data(path, start):
     assert n_compared
 
 
+@pytest.mark.parametrize("path", [of_page(path) for path in sorted((ROOT / "results").glob("*/runs.csv"))])
+def test_rows_of_a_packed_study_have_its_name(path):
+    with path.open(newline="") as file:
+        assert {row["study"].partition("/")[0] for row in csv.DictReader(file)} == {path.parent.name}
+
+
+def test_commits_on_the_page_of_results_are_those_of_the_data():
+    """But for those in brackets, which are of another study."""
+    page = ROOT / "results" / "README.md"
+    rows = [line.split("|") for line in page.read_text().splitlines() if re.search(r"/README\.md\) \|", line)]
+    n_compared = 0
+    for *_, study, _, cell, _ in rows:
+        runs = page.parent / study.partition("](")[2].partition("/")[0] / "runs.csv"
+        commits = re.findall(r"\b[0-9a-f]{7}\b", cell.partition("(")[0])
+        if commits and runs.is_file():
+            with runs.open(newline="") as file:
+                assert set(commits) <= {run["commit"] for run in csv.DictReader(file)}, study
+            n_compared += 1
+    assert n_compared > 10
+
+
 def test_wrong_figures_are_found():
     assert not list(wrong_figures("0.49, 19.1 (x 3)", [0.4933, 19.0533]))
     assert list(wrong_figures("0.49, 19.0", [0.4933, 19.0533])) == [("19.0", 19.0533)]

@@ -201,21 +201,24 @@ def test_advantages_are_shrunk_by_how_seldom_an_action_is_taken():
     advantages = shrink_advantages(th.ones(1, 4), probs.log(), 0.1)
     assert advantages.flatten().tolist() == pytest.approx([0.9, 0.5, 1 / 6, 0])
     # Without shrinkage they are the very same, also for actions that are never taken
-    assert th.equal(shrink_advantages(probs, probs.log(), 0), probs)
+    assert th.equal(shrink_advantages(th.ones(1, 4), probs.log(), 0), th.ones(1, 4))
+    # Both the probability and the shrinkage are 0 in float32
+    assert shrink_advantages(th.ones(1), th.tensor([-120.0]), math.exp(-120)).item() == 0.5
 
 
-def test_gradient_with_much_shrinkage_is_that_of_the_action_taken(batch):
-    """With the correction: what is left of it is the return's advantage."""
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_gradient_with_much_shrinkage_is_that_of_the_action_taken(batch, beta):
+    """What is left is the correction, beta times the return's advantage."""
     logits, q_values, actions, returns = batch
     log_probs = F.log_softmax(logits, dim=1)
     values = state_values(log_probs.exp(), q_values).detach()
     advantages = shrink_advantages(q_values.detach() - values, log_probs.detach(), 1e12)
     log_prob = log_probs.gather(1, actions)
     correction = returns - values - advantages.gather(1, actions)
-    loss = all_action_policy_loss(log_probs, advantages) + sampled_policy_loss(log_prob, correction)
+    loss = all_action_policy_loss(log_probs, advantages) + beta * sampled_policy_loss(log_prob, correction)
     (gradient,) = th.autograd.grad(loss, logits, retain_graph=True)
     (sampled,) = th.autograd.grad(sampled_policy_loss(log_prob, returns - values), logits)
-    assert_close(gradient, sampled.numpy())
+    assert_close(gradient, beta * sampled.numpy())
 
 
 def test_kl_divergence_by_hand():

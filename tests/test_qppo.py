@@ -22,8 +22,8 @@ from sb3_qac import QA2C, QPPO
 from sb3_qac.common.losses import kl_divergence
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.qppo import qppo
-from sb3_qac.resume import ExactCheckpointCallback
-from sb3_qac.resume.checkpoints import CheckpointError
+from sb3_qac.resume import ExactCheckpointCallback, identity, resume
+from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint
 from tests.envs import InterruptAt, Interrupted, ScriptedEnv
 from tests.test_qa2c import Rows, parameters
 
@@ -132,13 +132,18 @@ def test_first_gradient_is_that_of_qa2c(rollout, beta, kl_coef):
     assert np.abs(qa2c).max() > 0.01
 
 
-@pytest.mark.parametrize(("policy_gradient", "shrinkage"), [("all-action", 0.0), ("all-action", 0.3), ("sampled", 0.0)])
+@pytest.mark.parametrize(("policy_gradient", "shrinkage"), [("all-action", 0.0), ("all-action", 0.3), ("sampled", 0.3)])
 def test_update_is_the_loss_of_the_formula(policy_gradient, shrinkage):
     """Two minibatches by hand, the second with a policy that has moved, from the same rollout and permutation."""
     learning_rate, coefficients = 0.05, dict(kl_coef=0.7, ent_coef=0.2, vf_coef=0.3, beta=0.4, clip_range=0.001)
     policy_kwargs = dict(optimizer_class=th.optim.SGD)
     arguments = dict(n_epochs=1, learning_rate=learning_rate, max_grad_norm=None, policy_kwargs=policy_kwargs, **coefficients)
-    model = with_rollout(make_model(policy_gradient=policy_gradient, shrinkage=shrinkage, **arguments))
+    model = make_model(policy_gradient=policy_gradient, shrinkage=shrinkage, **arguments)
+    with th.no_grad():
+        # A critic and a policy that tell actions apart: the first step moves the policy enough to tell it from the rollout's
+        model.policy.q_net.weight *= 20
+        model.policy.action_net.weight *= 20
+    with_rollout(model)
     by_hand = copy.deepcopy(model.policy)
     buffer = copy.deepcopy(model.rollout_buffer)
     np.random.seed(0)
@@ -343,6 +348,13 @@ def test_log_has_the_names_of_sb3_and_figures_that_agree(policy_gradient):
     assert -np.log(2) - 1e-6 <= row["entropy_loss"] < 0
 
 
+def test_logged_advantages_are_shrunk_and_the_action_gap_is_that_of_q():
+    without, much = (logged_by(make_model(batch_size=16, n_epochs=1, shrinkage=s), 32)[0] for s in (0.0, 9.0))
+    assert much["action_gap"] == without["action_gap"] > 0
+    # By p / (p + 9)
+    assert 0 < much["abs_advantage"] < without["abs_advantage"] / 10
+
+
 def test_logged_kl_is_that_of_the_last_epoch():
     """In the first minibatch of a rollout it is zero."""
     epochs = [logged_by(make_model(n_epochs=n, batch_size=16, learning_rate=1e-2), 32)[0]["kl"] for n in (1, 2, 3)]
@@ -466,6 +478,17 @@ def test_training_with_another_coefficient_is_not_resumed(tmp_path):
         else:
             with pytest.raises(CheckpointError, match=error):
                 model.learn(32, callback)
+
+
+def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(tmp_path, monkeypatch):
+    """It does not say so: there was no such argument."""
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "ARGUMENTS_NOT_COMPARED", identity.ARGUMENTS_NOT_COMPARED | {"shrinkage"})
+        make_model(shrinkage=0.0).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
+    assert "shrinkage" not in newest_checkpoint(tmp_path).state["training"]
+    with pytest.raises(CheckpointError, match=r"shrinkage is 0.1, and was 0.0"):
+        resume(make_model(), tmp_path)
+    assert resume(make_model(shrinkage=0.0), tmp_path).num_timesteps == 32
 
 
 # ---- bad input ----

@@ -244,6 +244,12 @@ def test_the_table_and_the_candidates_carry_a_search_to_another_machine(tmp_path
     assert [(trial.candidate, trial.mean) for trial in one] == [(trial.candidate, trial.mean) for trial in two]
 
 
+def test_the_search_under_results_can_be_continued():
+    """Another default or preset must not change its candidates."""
+    kept = Path(__file__).parent.parent / "results" / "search_minatar" / module.CANDIDATES_FILE
+    assert module.candidates_as_yaml(load_search(search_file("minatar"))) == kept.read_text()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

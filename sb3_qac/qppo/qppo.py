@@ -101,8 +101,8 @@ class QPPO(OnPolicyAlgorithm):
     :param kl_coef: Coefficient of the KL divergence between the policy of the rollout and the current policy
     :param beta: Weight of the sampled correction, from 0 (trust the critic) to 1 (trust the return)
     :param shrinkage: Probability of an action at which its advantage in the sum is halved, at least 0. The critic knows little
-        of actions that are seldom taken. 0 trusts it for all actions alike; the larger, the closer to "sampled". With
-        ``beta=1`` the expected gradient at pi = pi_old is the same for every value.
+        of actions that are seldom taken. 0 trusts it for all actions alike. With ``beta=1``, the larger, the closer to
+        "sampled", and the expected gradient at pi = pi_old is the same for every value, but for sigma.
     :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for its counterpart on the action
         taken: PPO's clipped loss with (R_t - V~) / sigma replaces the sum and its correction, and everything else is the same
     :param advantage_scale: Quantity that sigma averages over the minibatches: "corrected" for the root of

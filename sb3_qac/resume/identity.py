@@ -14,6 +14,8 @@ from sb3_qac.resume.state import equal, is_plain
 # Arguments of algorithms that do not change the numbers, or that are compared in another way
 ARGUMENTS_NOT_COMPARED = frozenset({"policy", "policy_kwargs", "env", "learning_rate", "tensorboard_log", "verbose", "device"})
 SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
+# What was in effect before an argument existed, by algorithm, where its default is something else
+BEFORE: dict[str, dict[str, Any]] = {"QPPO": {"shrinkage": 0.0}}
 
 
 def training_state(model: BaseAlgorithm) -> tuple[str, ...]:
@@ -78,6 +80,7 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     :return: the differences in settings that both have; earlier versions of this package saved fewer settings
     """
     here, there = training_settings(model), state["training"]
+    there = {**BEFORE.get(there["algorithm"], {}), **there}
     different = [
         f"{name} is {here[name]!r}, and was {there[name]!r}"
         for name in here

@@ -177,10 +177,10 @@ class GradientMoments:
 def estimators_of(model: QA2C | QPPO) -> dict[str, Callable[[Batch], th.Tensor]]:
     """
     :param model: Model
-    :return: ``ESTIMATORS``, and the model's own if it has another ``beta``, or shrinkage
+    :return: ``ESTIMATORS``, and the model's own if it is all-action with another ``beta``, or with shrinkage
     """
     shrinkage = shrinkage_of(model)
-    if model.beta in (0, 1) and shrinkage == 0:
+    if model.policy_gradient == "sampled" or (model.beta in (0, 1) and shrinkage == 0):
         return ESTIMATORS
     name = f"all-action, beta={model.beta:g}" + (f", shrinkage={shrinkage:g}" if shrinkage else "")
     return {**ESTIMATORS, name: _corrected(model.beta, shrinkage)}
