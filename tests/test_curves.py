@@ -8,7 +8,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 
-from sb3_qac import QA2C, REINFORCE
+from sb3_qac import QA2C, QPPO, REINFORCE
 from sb3_qac.common.curves import CurvesCallback
 
 ROWS = {f"rollout/{name}" for name in ("value_target", "value_prediction", "advantage", "abs_advantage")}
@@ -34,8 +34,12 @@ def train(algorithm, callback, seed=0, log_interval=1, **kwargs):
     return model, rows.rows
 
 
+SMALL = dict(n_steps=32, batch_size=64, n_epochs=2)
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "kwargs"), [(QA2C, {}), (A2C, {}), (PPO, dict(n_steps=32, batch_size=64, n_epochs=2)), (REINFORCE, {})]
+    ("algorithm", "kwargs"),
+    [(QA2C, {}), (A2C, {}), (PPO, SMALL), (QPPO, dict(**SMALL, ent_coef="lin_0.02")), (REINFORCE, {})],
 )
 def test_every_curve_is_there_and_the_training_is_the_same(algorithm, kwargs):
     plain, _ = train(algorithm, None, **kwargs)

@@ -16,6 +16,7 @@ from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMulti
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_qac import QA2C, QPPO
@@ -34,6 +35,7 @@ VARIANTS = [
     pytest.param(dict(advantage_scale=None, target_kl=0.01), id="no scale, adaptive KL"),
     pytest.param(dict(policy_kwargs=dict(dueling=True)), id="dueling"),
     pytest.param(dict(shrinkage=0.0), id="no shrinkage"),
+    pytest.param(dict(ent_coef="lin_0.05", clip_range="lin_0.3"), id="schedules"),
 ]
 SMALL = dict(n_steps=8, batch_size=8, n_epochs=2)
 
@@ -260,7 +262,7 @@ def test_kl_term_pulls_back_to_the_policy_of_the_rollout():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_actor_loss_leaves_no_gradient_on_the_critic(variant):
     """Without the critic's loss, the critic's part of the network stays as it was and the actor's moves."""
-    model = make_model(vf_coef=0.0, ent_coef=0.1, **variant)
+    model = make_model(vf_coef=0.0, **{"ent_coef": 0.1, **variant})
     critic = {name: p.clone() for name, p in model.policy.named_parameters() if "value" in name or "q_net" in name}
     actor = {name: p.clone() for name, p in model.policy.named_parameters() if "policy_net" in name or "action_net" in name}
     model.learn(32)
@@ -338,7 +340,7 @@ def test_log_has_the_names_of_sb3_and_figures_that_agree(policy_gradient):
     assert set(row) == {
         *("policy_loss", "value_loss", "entropy_loss", "loss", "explained_variance", "explained_variance_q", "grad_norm"),
         *("learning_rate", "n_updates", "state_value", "q_target", "abs_advantage", "action_gap"),
-        *("kl", "kl_coef", "clip_fraction", "clip_range", "sigma"),
+        *("kl", "kl_coef", "ent_coef", "clip_fraction", "clip_range", "sigma"),
     }
     total = row["policy_loss"] + 0.5 * row["kl"] + model.ent_coef * row["entropy_loss"] + model.vf_coef * row["value_loss"]
     assert row["loss"] == pytest.approx(total, rel=1e-5)
@@ -494,11 +496,28 @@ def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(tmp_path,
 # ---- bad input ----
 
 
+@pytest.mark.parametrize("ent_coef", ["lin_0.2", LinearSchedule(0.2, 0.0, 1.0), lambda progress: 0.2 * progress])
+def test_entropy_coefficient_falls_with_the_progress_of_the_training(ent_coef):
+    model = make_model(ent_coef=ent_coef, batch_size=16, n_epochs=1, kl_coef=0.5)
+    rows = logged_by(model, 64)
+    # Each update follows a rollout of 16 of the 64 steps; the last one is not written any more
+    assert [row["ent_coef"] for row in rows] == pytest.approx([0.2 * remaining for remaining in (0.75, 0.5, 0.25)])
+    for row in rows:
+        total = row["policy_loss"] + 0.5 * row["kl"] + row["ent_coef"] * row["entropy_loss"] + 0.5 * row["value_loss"]
+        assert row["loss"] == pytest.approx(total, rel=1e-5)
+    constant = logged_by(make_model(ent_coef=0.15, batch_size=16, n_epochs=1, kl_coef=0.5), 32)
+    assert rows[0]["loss"] == pytest.approx(constant[0]["loss"], rel=1e-6)
+
+
 # Spaces that cannot be used: tests/test_qa2c.py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (dict(ent_coef=-1), "`ent_coef` must be.*at least 0.*-1"),
+        (dict(ent_coef="lin_-0.1"), "`ent_coef` must be.*such as 'lin_0.03', but 'lin_-0.1'"),
+        (dict(ent_coef="lin_"), "`ent_coef`.*'lin_'"),
+        (dict(ent_coef="0.01"), "`ent_coef`.*'0.01'"),
+        (dict(ent_coef=None), "`ent_coef`.*None"),
         (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
         (dict(kl_coef=-0.5), "`kl_coef`.*-0.5"),
         (dict(beta="much"), "`beta`.*'much'"),
@@ -507,6 +526,7 @@ def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(tmp_path,
         (dict(max_grad_norm=float("nan")), "`max_grad_norm`.*nan"),
         (dict(max_grad_norm="all"), "`max_grad_norm`.*'all'"),
         (dict(clip_range=-0.2), "`clip_range`"),
+        (dict(clip_range="log_0.2"), "`clip_range`.*'log_0.2'"),
         (dict(gamma=1.1), "`gamma`.*between 0 and 1.*1.1"),
         (dict(gae_lambda=-0.1), "`gae_lambda`"),
         (dict(n_steps=0), "`n_steps` must be an integer, at least 1, but 0"),

@@ -66,15 +66,19 @@ class CurvesCallback(BaseCallback):
         logged = self.logger.name_to_value
         if self.grad_norm is not None:
             self._record("train/grad_norm", self.grad_norm)
-        parts = {"train/policy_loss": 1.0, "train/entropy_loss": self.model.ent_coef, "train/value_loss": self.model.vf_coef}
-        if all(name in logged for name in parts):
-            self._record("train/loss", sum(weight * logged[name] for name, weight in parts.items()))
+        parts = ("policy_loss", "entropy_loss", "value_loss")
+        if self._is_own("train/loss") and all(f"train/{name}" in logged for name in parts):
+            policy_loss, entropy_loss, value_loss = (logged[f"train/{name}"] for name in parts)
+            self._record("train/loss", policy_loss + self.model.ent_coef * entropy_loss + self.model.vf_coef * value_loss)
+
+    def _is_own(self, name: str) -> bool:
+        # An existing row is the algorithm's, or one of ours from an earlier update that is not yet written
+        return name in self.own_rows or name not in self.logger.name_to_value
 
     def _record(self, name: str, value: float) -> None:
-        # An existing row is the algorithm's, or one of ours from an earlier update that is not yet written
-        if name not in self.logger.name_to_value and name not in self.own_rows:
-            self.own_rows.append(name)
-        if name in self.own_rows:
+        if self._is_own(name):
+            if name not in self.own_rows:
+                self.own_rows.append(name)
             self.logger.record(name, value)
 
     def _on_rollout_end(self) -> None:

@@ -9,7 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.utils import explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import (
@@ -21,6 +21,7 @@ from sb3_qac.common.checks import (
     check_number,
     check_observation_space,
     check_policy_class,
+    check_schedule,
 )
 from sb3_qac.common.losses import (
     action_gap,
@@ -81,7 +82,8 @@ class QPPO(OnPolicyAlgorithm):
     :param gae_lambda: Factor for trade-off of bias vs variance of the critic's targets, TD(lambda), between 0 and 1
     :param clip_range: Clipping parameter of the correction (and of "sampled"), it can be a function of the current progress
         remaining (from 1 to 0)
-    :param ent_coef: Entropy coefficient for the loss calculation
+    :param ent_coef: Entropy coefficient for the loss calculation, it can be a function of the current progress remaining
+        (from 1 to 0). "lin_0.03" falls linearly from 0.03 to 0, as RL Zoo writes it for learning rates.
     :param vf_coef: Value function coefficient for the loss calculation
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
@@ -133,7 +135,7 @@ class QPPO(OnPolicyAlgorithm):
         clip_range: float | Schedule = 0.2,
         # PPO's order ends here: its next argument is `clip_range_vf`
         *,
-        ent_coef: float = 0.02,
+        ent_coef: float | str | Schedule = 0.02,
         vf_coef: float = 0.5,
         max_grad_norm: float | None = 0.5,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
@@ -159,7 +161,7 @@ class QPPO(OnPolicyAlgorithm):
             n_steps=n_steps,
             gamma=gamma,
             gae_lambda=gae_lambda,
-            ent_coef=ent_coef,
+            ent_coef=ent_coef,  # type: ignore[arg-type]
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
             use_sde=False,
@@ -207,18 +209,17 @@ class QPPO(OnPolicyAlgorithm):
         # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
         self._check_arguments()
         super()._setup_model()
-        self.clip_range = FloatSchedule(self.clip_range)
+        self.clip_range = check_schedule("clip_range", self.clip_range)
+        self.ent_coef_schedule = check_schedule("ent_coef", self.ent_coef)
 
     def _check_arguments(self) -> None:
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
-        for name in ("ent_coef", "vf_coef", "kl_coef", "beta", "shrinkage"):
+        for name in ("vf_coef", "kl_coef", "beta", "shrinkage"):
             check_number(name, getattr(self, name))
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
         for name in ("n_steps", "batch_size", "n_epochs"):
             check_integer(name, getattr(self, name), minimum=1)
-        if not callable(self.clip_range):
-            check_number("clip_range", self.clip_range)
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
         check_choice("advantage_scale", self.advantage_scale, ("corrected", "critic", None))
@@ -275,6 +276,8 @@ class QPPO(OnPolicyAlgorithm):
         self._update_learning_rate(self.policy.optimizer)
         # Compute current clip range
         clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
+        # Compute current entropy coefficient
+        ent_coef = self.ent_coef_schedule(self._current_progress_remaining)
 
         minibatches = []
         for _ in range(self.n_epochs):
@@ -309,7 +312,7 @@ class QPPO(OnPolicyAlgorithm):
                 # Value loss using the TD(gae_lambda) target
                 value_loss = critic_loss(q_values.gather(1, actions), returns)
 
-                loss = policy_loss + self.kl_coef * kl_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+                loss = policy_loss + self.kl_coef * kl_loss + ent_coef * entropy_loss + self.vf_coef * value_loss
 
                 # Optimization step
                 self.policy.optimizer.zero_grad()
@@ -350,6 +353,7 @@ class QPPO(OnPolicyAlgorithm):
             self.logger.record(f"train/{name}", np.mean([logged[name] for logged in minibatches]))
         self.logger.record("train/kl", kl)
         self.logger.record("train/kl_coef", self.kl_coef)
+        self.logger.record("train/ent_coef", ent_coef)
         self.logger.record("train/clip_range", clip_range)
         # For the rollout's state values, as in PPO, and for its Q-values of the actions taken
         rollout_q = self.rollout_buffer.swap_and_flatten(self.rollout_buffer.q_taken)  # type: ignore[attr-defined]
