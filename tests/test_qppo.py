@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch as th
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -507,6 +508,21 @@ def test_entropy_coefficient_falls_with_the_progress_of_the_training(ent_coef):
         assert row["loss"] == pytest.approx(total, rel=1e-5)
     constant = logged_by(make_model(ent_coef=0.15, batch_size=16, n_epochs=1, kl_coef=0.5), 32)
     assert rows[0]["loss"] == pytest.approx(constant[0]["loss"], rel=1e-6)
+
+
+def test_entropy_coefficient_may_be_set_during_training():
+    class Set(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_rollout_start(self):
+            self.model.ent_coef = 0.5 if self.num_timesteps else 0.25
+
+    model = make_model(ent_coef="lin_0.1", batch_size=16, n_epochs=1)
+    rows = Rows()
+    model.set_logger(Logger(folder=None, output_formats=[rows]))
+    model.learn(48, Set(), log_interval=1)
+    assert [row["train/ent_coef"] for row in rows.rows[1:]] == [0.25, 0.5]
 
 
 # Spaces that cannot be used: tests/test_qa2c.py

@@ -210,12 +210,12 @@ class QPPO(OnPolicyAlgorithm):
         self._check_arguments()
         super()._setup_model()
         self.clip_range = check_schedule("clip_range", self.clip_range)
-        self.ent_coef_schedule = check_schedule("ent_coef", self.ent_coef)
 
     def _check_arguments(self) -> None:
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
         for name in ("vf_coef", "kl_coef", "beta", "shrinkage"):
             check_number(name, getattr(self, name))
+        check_schedule("ent_coef", self.ent_coef)
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
         for name in ("n_steps", "batch_size", "n_epochs"):
@@ -276,8 +276,8 @@ class QPPO(OnPolicyAlgorithm):
         self._update_learning_rate(self.policy.optimizer)
         # Compute current clip range
         clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
-        # Compute current entropy coefficient
-        ent_coef = self.ent_coef_schedule(self._current_progress_remaining)
+        # Compute current entropy coefficient, from the attribute because callbacks of SB3's users set it
+        ent_coef = check_schedule("ent_coef", self.ent_coef)(self._current_progress_remaining)
 
         minibatches = []
         for _ in range(self.n_epochs):
