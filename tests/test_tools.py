@@ -41,7 +41,7 @@ def test_a_study_trains_both_variants_with_the_preset(study):
     models = {group: QPPO.load(study / f"{group}_seed-0" / "CartPole-v1.zip", device="cpu") for group in GROUPS}
     assert [model.policy_gradient for model in models.values()] == ["all-action", "sampled"]
     # And nothing else differs
-    assert {(model.n_steps, model.batch_size, model.n_epochs, model.beta) for model in models.values()} == {(32, 64, 4, 1.0)}
+    assert {(model.n_steps, model.batch_size, model.n_epochs, model.beta) for model in models.values()} == {(32, 64, 10, 1.0)}
 
 
 def test_a_report_compares_both_variants_with_each_other_and_with_a2c(study, tmp_path):
@@ -125,8 +125,8 @@ def test_a_run_that_was_interrupted_goes_on_exactly_and_in_its_run_of_wandb(stud
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setattr(wandb, "run", None)
     (run,) = make_grid("cartpole", ["qppo"], [0], tmp_path, **{**SMALL, "wandb": "offline"})
-    # Four epochs for each of four rollouts
-    ctrl_c_at_update(8)
+    # Ten epochs for each of four rollouts
+    ctrl_c_at_update(20)
     assert train_run(run) is None
     assert not run.finished and checkpoints_in(Path(run.folder, "checkpoints"))
     ctrl_c_at_update(-1)
@@ -151,7 +151,7 @@ def test_a_command_of_rl_zoo_that_was_interrupted_goes_on_exactly(tmp_path, ctrl
 
     ctrl_c_at_update(-1)
     train("whole")
-    ctrl_c_at_update(8)
+    ctrl_c_at_update(20)
     train("parts")
     assert not read_json(tmp_path / "parts" / "qppo" / "CartPole-v1_1" / "checkpoints" / "run.json")["finished"]
     ctrl_c_at_update(-1)

@@ -10,8 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 from gymnasium import spaces
-from stable_baselines3.common.type_aliases import Schedule
-from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 
 
 def check_action_space(action_space: spaces.Space) -> None:
@@ -71,32 +69,6 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
     if not allowed:
         limits = f"at least {minimum:g}" if maximum == math.inf else f"between {minimum:g} and {maximum:g}"
         raise ValueError(f"`{name}` must be a finite number, {limits}, but {value!r} was given.")
-
-
-def check_schedule(name: str, value: float | str | Schedule) -> FloatSchedule:
-    """
-    :param name: Name of the parameter, for the message
-    :param value: A number, a function of the progress remaining (from 1 to 0), or "lin_" and a number, which is RL Zoo's name
-        of the schedule that falls linearly from that number to 0
-    :return: the schedule
-    :raises ValueError: if it is none of these, or the number is not finite or is negative
-    """
-    if callable(value):
-        return FloatSchedule(value)
-    if not isinstance(value, str):
-        check_number(name, value)
-        return FloatSchedule(float(value))
-    kind, _, start = value.partition("_")
-    try:
-        check_number(name, float(start))
-    except ValueError:
-        kind = ""
-    if kind != "lin":
-        raise ValueError(
-            f"`{name}` must be a number, at least 0, a function of the progress remaining, or 'lin_' and the number to start "
-            f"from, such as 'lin_0.03', but {value!r} was given."
-        )
-    return FloatSchedule(LinearSchedule(float(start), 0.0, 1.0))
 
 
 def check_integer(name: str, value: Any, minimum: int) -> None:

@@ -21,7 +21,6 @@ from sb3_qac.common.checks import (
     check_number,
     check_observation_space,
     check_policy_class,
-    check_schedule,
 )
 from sb3_qac.common.losses import (
     action_gap,
@@ -33,6 +32,7 @@ from sb3_qac.common.losses import (
     shrink_advantages,
     state_values,
 )
+from sb3_qac.common.schedules import check_schedule
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
