@@ -52,11 +52,11 @@ def with_rollout(model):
     return model
 
 
-def logged_by(model, n_steps):
+def logged_by(model, n_steps, callback=None):
     """:return: the rows of the log that a training writes, without the prefix of those of the update"""
     rows = Rows()
     model.set_logger(Logger(folder=None, output_formats=[rows]))
-    model.learn(n_steps, log_interval=1)
+    model.learn(n_steps, callback, log_interval=1)
     return [
         {name.removeprefix("train/"): value for name, value in row.items() if name.startswith("train/")}
         for row in rows.rows[1:]
@@ -351,6 +351,31 @@ def test_log_has_the_names_of_sb3_and_figures_that_agree(policy_gradient):
     assert -np.log(2) - 1e-6 <= row["entropy_loss"] < 0
 
 
+@pytest.mark.parametrize("ent_coef", ["lin_0.2", LinearSchedule(0.2, 0.0, 1.0), lambda progress: 0.2 * progress])
+def test_entropy_coefficient_falls_with_the_progress_of_the_training(ent_coef):
+    model = make_model(ent_coef=ent_coef, batch_size=16, n_epochs=1, kl_coef=0.5)
+    rows = logged_by(model, 64)
+    # Each update follows a rollout of 16 of the 64 steps; the last one is not written any more
+    assert [row["ent_coef"] for row in rows] == pytest.approx([0.2 * remaining for remaining in (0.75, 0.5, 0.25)])
+    for row in rows:
+        total = row["policy_loss"] + 0.5 * row["kl"] + row["ent_coef"] * row["entropy_loss"] + 0.5 * row["value_loss"]
+        assert row["loss"] == pytest.approx(total, rel=1e-5)
+    constant = logged_by(make_model(ent_coef=0.15, batch_size=16, n_epochs=1, kl_coef=0.5), 32)
+    assert rows[0]["loss"] == pytest.approx(constant[0]["loss"], rel=1e-6)
+
+
+def test_entropy_coefficient_may_be_set_during_training():
+    class Set(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_rollout_start(self):
+            self.model.ent_coef = 0.5 if self.num_timesteps else 0.25
+
+    model = make_model(ent_coef="lin_0.1", batch_size=16, n_epochs=1)
+    assert [row["ent_coef"] for row in logged_by(model, 48, Set())] == [0.25, 0.5]
+
+
 def test_logged_advantages_are_shrunk_and_the_action_gap_is_that_of_q():
     without, much = (logged_by(make_model(batch_size=16, n_epochs=1, shrinkage=s), 32)[0] for s in (0.0, 9.0))
     assert much["action_gap"] == without["action_gap"] > 0
@@ -495,34 +520,6 @@ def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(tmp_path,
 
 
 # ---- bad input ----
-
-
-@pytest.mark.parametrize("ent_coef", ["lin_0.2", LinearSchedule(0.2, 0.0, 1.0), lambda progress: 0.2 * progress])
-def test_entropy_coefficient_falls_with_the_progress_of_the_training(ent_coef):
-    model = make_model(ent_coef=ent_coef, batch_size=16, n_epochs=1, kl_coef=0.5)
-    rows = logged_by(model, 64)
-    # Each update follows a rollout of 16 of the 64 steps; the last one is not written any more
-    assert [row["ent_coef"] for row in rows] == pytest.approx([0.2 * remaining for remaining in (0.75, 0.5, 0.25)])
-    for row in rows:
-        total = row["policy_loss"] + 0.5 * row["kl"] + row["ent_coef"] * row["entropy_loss"] + 0.5 * row["value_loss"]
-        assert row["loss"] == pytest.approx(total, rel=1e-5)
-    constant = logged_by(make_model(ent_coef=0.15, batch_size=16, n_epochs=1, kl_coef=0.5), 32)
-    assert rows[0]["loss"] == pytest.approx(constant[0]["loss"], rel=1e-6)
-
-
-def test_entropy_coefficient_may_be_set_during_training():
-    class Set(BaseCallback):
-        def _on_step(self):
-            return True
-
-        def _on_rollout_start(self):
-            self.model.ent_coef = 0.5 if self.num_timesteps else 0.25
-
-    model = make_model(ent_coef="lin_0.1", batch_size=16, n_epochs=1)
-    rows = Rows()
-    model.set_logger(Logger(folder=None, output_formats=[rows]))
-    model.learn(48, Set(), log_interval=1)
-    assert [row["train/ent_coef"] for row in rows.rows[1:]] == [0.25, 0.5]
 
 
 # Spaces that cannot be used: tests/test_qa2c.py
