@@ -1,0 +1,55 @@
+"""``DeviceRolloutBuffer``: a rollout is sent to the device once, and everything else is as with SB3's buffer."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.buffers import RolloutBuffer
+
+from sb3_qac import QA2C, QPPO
+from sb3_qac.common.buffers import DeviceRolloutBuffer
+
+
+def settings_of(algorithm):
+    """Three minibatches in each epoch, the last of them smaller"""
+    epochs = dict(n_steps=14, batch_size=6, n_epochs=3) if algorithm in (PPO, QPPO) else {}
+    return dict(policy="MlpPolicy", env="CartPole-v1", seed=0, device="cpu", **epochs)
+
+
+@pytest.mark.filterwarnings("ignore:.*truncated:UserWarning")
+@pytest.mark.parametrize("algorithm", [A2C, PPO, QA2C, QPPO])
+def test_training_is_identical_to_that_with_the_buffer_of_sb3(algorithm):
+    expected = algorithm(**settings_of(algorithm), rollout_buffer_class=RolloutBuffer).learn(60)
+    model = algorithm(**settings_of(algorithm), rollout_buffer_class=DeviceRolloutBuffer).learn(60)
+
+    for parameter, expected_parameter in zip(model.policy.parameters(), expected.policy.parameters(), strict=True):
+        assert th.equal(parameter, expected_parameter)
+
+
+@pytest.mark.filterwarnings("ignore:.*truncated:UserWarning")
+def test_a_rollout_is_sent_once_for_all_epochs(monkeypatch):
+    sent = []
+    to_torch = RolloutBuffer.to_torch
+    monkeypatch.setattr(RolloutBuffer, "to_torch", lambda self, array: sent.append(len(array)) or to_torch(self, array))
+    n_arrays = len(RolloutBuffer._get_samples.__annotations__["return"]._fields)
+
+    # Two rollouts
+    PPO(**settings_of(PPO), rollout_buffer_class=DeviceRolloutBuffer).learn(28)
+
+    assert sent == [14] * n_arrays * 2
+
+
+def test_minibatches_hold_each_image_of_the_rollout_once():
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    buffer = DeviceRolloutBuffer(4, space, spaces.Discrete(2), device="cpu", n_envs=2)
+    images = np.random.default_rng(0).integers(0, 256, (4, 2, *space.shape), dtype=np.uint8)
+    for obs in images:
+        buffer.add(obs, np.zeros(2, int), np.zeros(2), np.zeros(2), th.zeros(2), th.zeros(2))
+
+    minibatches = list(buffer.get(3))
+
+    assert [minibatch.observations.shape for minibatch in minibatches] == [(n, *space.shape) for n in (3, 3, 2)]
+    drawn = th.cat([minibatch.observations for minibatch in minibatches]).numpy()
+    assert drawn.dtype == np.uint8
+    assert sorted(image.tobytes() for image in drawn) == sorted(image.tobytes() for image in images.reshape(8, *space.shape))
