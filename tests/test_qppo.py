@@ -41,8 +41,8 @@ VARIANTS = [
 SMALL = dict(n_steps=8, batch_size=8, n_epochs=2)
 
 
-def make_model(n_envs=2, env_id="CartPole-v1", **kwargs):
-    return QPPO("MlpPolicy", make_vec_env(env_id, n_envs, seed=0), **{**SMALL, "seed": 0, "device": "cpu", **kwargs})
+def make_model(n_envs=2, env_id="CartPole-v1", algorithm=QPPO, **kwargs):
+    return algorithm("MlpPolicy", make_vec_env(env_id, n_envs, seed=0), **{**SMALL, "seed": 0, "device": "cpu", **kwargs})
 
 
 def with_rollout(model):
@@ -376,6 +376,24 @@ def test_entropy_coefficient_may_be_set_during_training():
     assert [row["ent_coef"] for row in logged_by(model, 48, Set())] == [0.25, 0.5]
 
 
+def test_schedules_end_at_the_planned_steps_if_the_last_rollout_exceeds_them():
+    def falling(progress):
+        assert 0 <= progress <= 1
+        return 0.2 * progress
+
+    # The third rollout ends at 48
+    assert make_model(ent_coef=falling, clip_range=falling).learn(40).num_timesteps == 48
+
+
+@pytest.mark.parametrize("name", ["ent_coef", "clip_range"])
+@pytest.mark.parametrize("value", [-0.5, math.nan])
+def test_schedule_that_becomes_negative_or_nan_is_refused_by_its_name(name, value):
+    model = make_model(**{name: lambda progress: 0.1 if progress > 0.6 else value})
+    with pytest.raises(ValueError, match=f"`{name}` must be a finite number, at least 0, but {value}"):
+        model.learn(64)
+    assert model.num_timesteps == 32
+
+
 def test_logged_advantages_are_shrunk_and_the_action_gap_is_that_of_q():
     without, much = (logged_by(make_model(batch_size=16, n_epochs=1, shrinkage=s), 32)[0] for s in (0.0, 9.0))
     assert much["action_gap"] == without["action_gap"] > 0
@@ -508,15 +526,38 @@ def test_training_with_another_coefficient_is_not_resumed(tmp_path):
                 model.learn(32, callback)
 
 
-def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [(0.02, lambda progress: 5.0), (lambda progress: 0.02 * progress, lambda progress: 5.0), ("lin_0.02", "lin_0.03")],
+)
+@pytest.mark.parametrize("name", ["ent_coef", "clip_range", "learning_rate"])
+def test_training_with_another_schedule_is_not_resumed(name, before, now, tmp_path):
+    make_model(**{name: before}).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
+    with pytest.raises(CheckpointError, match=f"{name} is "):
+        resume(make_model(**{name: now}), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ent_coef", "clip_range", "learning_rate"])
+def test_training_with_the_same_schedule_written_in_another_way_is_resumed(name, tmp_path):
+    make_model(**{name: "lin_0.03"}).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
+    for same in ("lin_3e-2", LinearSchedule(0.03, 0.0, 1.0), lambda progress: 0.03 * progress):
+        assert resume(make_model(**{name: same}), tmp_path).num_timesteps == 32
+
+
+class MyQPPO(QPPO):
+    """A user's subclass."""
+
+
+@pytest.mark.parametrize("algorithm", [QPPO, MyQPPO])
+def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(algorithm, tmp_path, monkeypatch):
     """It does not say so: there was no such argument."""
     with monkeypatch.context() as patch:
         patch.setattr(identity, "ARGUMENTS_NOT_COMPARED", identity.ARGUMENTS_NOT_COMPARED | {"shrinkage"})
-        make_model(shrinkage=0.0).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
+        make_model(algorithm=algorithm, shrinkage=0.0).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
     assert "shrinkage" not in newest_checkpoint(tmp_path).state["training"]
     with pytest.raises(CheckpointError, match=r"shrinkage is 0.1, and was 0.0"):
-        resume(make_model(), tmp_path)
-    assert resume(make_model(shrinkage=0.0), tmp_path).num_timesteps == 32
+        resume(make_model(algorithm=algorithm), tmp_path)
+    assert resume(make_model(algorithm=algorithm, shrinkage=0.0), tmp_path).num_timesteps == 32
 
 
 # ---- bad input ----
@@ -531,10 +572,14 @@ def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(tmp_path,
         (dict(ent_coef="lin_"), "`ent_coef`.*'lin_'"),
         (dict(ent_coef="0.01"), "`ent_coef`.*'0.01'"),
         (dict(ent_coef=None), "`ent_coef`.*None"),
+        (dict(ent_coef=LinearSchedule), "`ent_coef`.*LinearSchedule"),
+        (dict(learning_rate="log_1e-3"), "`learning_rate`.*'log_1e-3'"),
+        (dict(learning_rate=-1e-3), "`learning_rate`.*-0.001"),
         (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
         (dict(kl_coef=-0.5), "`kl_coef`.*-0.5"),
         (dict(beta="much"), "`beta`.*'much'"),
         (dict(shrinkage=-0.1), "`shrinkage`.*-0.1"),
+        (dict(beta=10**400), "`beta` must be a finite number"),
         (dict(max_grad_norm=-1), "`max_grad_norm`"),
         (dict(max_grad_norm=float("nan")), "`max_grad_norm`.*nan"),
         (dict(max_grad_norm="all"), "`max_grad_norm`.*'all'"),

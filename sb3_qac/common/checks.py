@@ -64,7 +64,7 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
     """
     try:
         allowed = math.isfinite(value) and minimum <= value <= maximum
-    except TypeError:
+    except (TypeError, OverflowError):
         allowed = False
     if not allowed:
         limits = f"at least {minimum:g}" if maximum == math.inf else f"between {minimum:g} and {maximum:g}"

@@ -14,7 +14,7 @@ def check_schedule(name: str, value: float | str | Schedule) -> FloatSchedule:
     :return: the schedule
     :raises ValueError: if it is none of these, or the number is not finite or is negative
     """
-    if callable(value):
+    if callable(value) and not isinstance(value, type):
         return FloatSchedule(value)
     if not isinstance(value, str):
         check_number(name, value)
@@ -30,3 +30,16 @@ def check_schedule(name: str, value: float | str | Schedule) -> FloatSchedule:
             f"from, such as 'lin_0.03', but {value!r} was given."
         )
     return FloatSchedule(LinearSchedule(float(start), 0.0, 1.0))
+
+
+def current_value(name: str, value: float | str | Schedule, progress_remaining: float) -> float:
+    """
+    :param name: Name of the parameter, for the message
+    :param value: Anything that ``check_schedule`` takes
+    :param progress_remaining: From 1 to 0; below 0 in a last rollout that exceeds the planned steps, which counts as 0
+    :return: the value of the schedule
+    :raises ValueError: if it is not finite or is negative
+    """
+    current = check_schedule(name, value)(max(progress_remaining, 0.0))
+    check_number(name, current)
+    return current

@@ -1,3 +1,4 @@
+import numbers
 import warnings
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -32,7 +33,7 @@ from sb3_qac.common.losses import (
     shrink_advantages,
     state_values,
 )
-from sb3_qac.common.schedules import check_schedule
+from sb3_qac.common.schedules import check_schedule, current_value
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
@@ -73,17 +74,16 @@ class QPPO(OnPolicyAlgorithm):
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
     :param learning_rate: The learning rate, it can be a function
-        of the current progress remaining (from 1 to 0)
+        of the current progress remaining (from 1 to 0), or "lin_1e-3", RL Zoo's name of the schedule that falls linearly from
+        1e-3 to 0
     :param n_steps: The number of steps to run for each environment per update
         (i.e. rollout buffer size is n_steps * n_envs where n_envs is number of environment copies running in parallel)
     :param batch_size: Minibatch size
     :param n_epochs: Number of epochs when optimizing the loss
     :param gamma: Discount factor, between 0 and 1
     :param gae_lambda: Factor for trade-off of bias vs variance of the critic's targets, TD(lambda), between 0 and 1
-    :param clip_range: Clipping parameter of the correction (and of "sampled"), it can be a function of the current progress
-        remaining (from 1 to 0)
-    :param ent_coef: Entropy coefficient for the loss calculation, it can be a function of the current progress remaining
-        (from 1 to 0). "lin_0.03" falls linearly from 0.03 to 0, as RL Zoo writes it for learning rates.
+    :param clip_range: Clipping parameter of the correction (and of "sampled"), it can be a schedule as ``learning_rate``
+    :param ent_coef: Entropy coefficient for the loss calculation, it can be a schedule as ``learning_rate``
     :param vf_coef: Value function coefficient for the loss calculation
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
@@ -126,13 +126,13 @@ class QPPO(OnPolicyAlgorithm):
         self,
         policy: str | type[ActorCriticQPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 5e-4,
+        learning_rate: float | str | Schedule = 5e-4,
         n_steps: int = 64,
         batch_size: int = 128,
         n_epochs: int = 2,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
-        clip_range: float | Schedule = 0.2,
+        clip_range: float | str | Schedule = 0.2,
         # PPO's order ends here: its next argument is `clip_range_vf`
         *,
         ent_coef: float | str | Schedule = 0.02,
@@ -157,7 +157,7 @@ class QPPO(OnPolicyAlgorithm):
         super().__init__(
             policy,
             env,
-            learning_rate=learning_rate,
+            learning_rate=learning_rate,  # type: ignore[arg-type]
             n_steps=n_steps,
             gamma=gamma,
             gae_lambda=gae_lambda,
@@ -208,14 +208,19 @@ class QPPO(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
         self._check_arguments()
-        super()._setup_model()
         self.clip_range = check_schedule("clip_range", self.clip_range)
+        # Numbers stay numbers, because SB3's users read and set them
+        for name in ("learning_rate", "ent_coef"):
+            if not isinstance(getattr(self, name), numbers.Real):
+                setattr(self, name, check_schedule(name, getattr(self, name)))
+        super()._setup_model()
 
     def _check_arguments(self) -> None:
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
         for name in ("vf_coef", "kl_coef", "beta", "shrinkage"):
             check_number(name, getattr(self, name))
-        check_schedule("ent_coef", self.ent_coef)
+        for name in ("learning_rate", "clip_range", "ent_coef"):
+            check_schedule(name, getattr(self, name))
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
         for name in ("n_steps", "batch_size", "n_epochs"):
@@ -274,10 +279,10 @@ class QPPO(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         # Update optimizer learning rate
         self._update_learning_rate(self.policy.optimizer)
-        # Compute current clip range
-        clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
-        # Compute current entropy coefficient, from the attribute because callbacks of SB3's users set it
-        ent_coef = check_schedule("ent_coef", self.ent_coef)(self._current_progress_remaining)
+        # Compute current clip range and entropy coefficient
+        clip_range = current_value("clip_range", self.clip_range, self._current_progress_remaining)
+        # Callbacks of SB3's users set `ent_coef`, so it may be a number again
+        ent_coef = current_value("ent_coef", self.ent_coef, self._current_progress_remaining)
 
         minibatches = []
         for _ in range(self.n_epochs):

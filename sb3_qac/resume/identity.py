@@ -80,7 +80,8 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     :return: the differences in settings that both have; earlier versions of this package saved fewer settings
     """
     here, there = training_settings(model), state["training"]
-    there = {**BEFORE.get(there["algorithm"], {}), **there}
+    for kind in type(model).__mro__:
+        there = {**BEFORE.get(kind.__name__, {}), **there}
     different = [
         f"{name} is {here[name]!r}, and was {there[name]!r}"
         for name in here
