@@ -9,7 +9,7 @@ from PIL import Image
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.__main__ import main
-from sb3_qac.study.analysis import paragraphs
+from sb3_qac.study.analysis import paragraphs, statistics
 from sb3_qac.study.loading import load_study
 from sb3_qac.study.report import _panels, _styles, markdown, median_curve, table, write_report
 from sb3_qac.study.statistics import common_evaluations, difference, pooled, standard_error
@@ -114,6 +114,12 @@ def test_the_evaluation_that_stopped_a_run_is_not_compared(tmp_path):
     }
     text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=18))
     assert "At 1,000 steps" in text and "all-action returns 5.00 and a2c 1.00. The difference is +4" in text
+
+
+def test_a_report_of_a_run_that_its_first_evaluation_stopped_says_why_it_has_no_statistics(tmp_path):
+    write_run(tmp_path, "qppo", 0, [[18, 20]], stop_return=18)
+    text = " ".join(statistics(load_study(tmp_path)["Game-v0"]))
+    assert "The one at which a run was stopped does not count, since it was selected for its return" in text
 
 
 def test_evaluations_at_the_same_steps_are_compared(tmp_path):

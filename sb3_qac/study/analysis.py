@@ -59,6 +59,8 @@ def statistics(groups: Groups) -> Iterator[str]:
     steps = _last_step(compared)
     if steps is None:
         yield "The runs have no evaluation in common yet."
+        if any(record.stopped for records in groups.values() for record in records):
+            yield "The one at which a run was stopped does not count, since it was selected for its return."
         return
     scores = {group: np.array([[record.means[-1]] for record in records]) for group, records in compared.items()}
     n_seeds = min(len(records) for records in compared.values())
