@@ -18,7 +18,7 @@ def check_schedule(name: str, value: float | str | Schedule) -> FloatSchedule:
         return FloatSchedule(value)
     if not isinstance(value, str):
         check_number(name, value)
-        return FloatSchedule(float(value))
+        return FloatSchedule(float(value))  # type: ignore[arg-type]
     kind, _, start = value.partition("_")
     try:
         check_number(name, float(start))
