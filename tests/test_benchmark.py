@@ -1,16 +1,20 @@
 """The benchmark: what it measures is there, and its arithmetic is right."""
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
+import torch as th
 
 from sb3_qac.__main__ import main
+from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.study import benchmark, until_return
 from sb3_qac.study.benchmark import (
     Contender,
     contenders_of,
+    machine_of,
     measure_parts,
     measure_training,
     run_benchmark,
@@ -95,9 +99,10 @@ def test_table_compares_within_a_round_and_takes_medians(tmp_path):
     assert json.loads((tmp_path / "folder" / "report.json").read_text()) == report
 
 
-def test_without_a_figure_for_memory_the_table_says_so(monkeypatch):
-    """As on Windows, where Python has no ``resource``."""
+def test_without_a_figure_for_memory_the_table_says_so(tmp_path, monkeypatch):
+    """As on Windows, which has neither ``/proc`` nor Python's ``resource``."""
     monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.setattr(benchmark, "PROCESS_STATUS", tmp_path / "none")
     training = measure_training(Contender("a2c"), "CartPole-v1", n_envs=1, seconds=0.01, device="cpu")
     assert set(training) == {"steps_per_second"}
     parts = dict(limit=1200, environments=10, forward=20, update=30)
@@ -123,6 +128,11 @@ def test_without_a_figure_for_memory_the_table_says_so(monkeypatch):
         (["--until-return", "nan"], "`stop_return` must be a finite number.*nan"),
         (["--output", "speed.runs"], "`output` must be a JSON file, but speed.runs"),
         (["--output", "."], "`output` must be a JSON file"),
+        (
+            ["--until-return", "18", "--eval-freq", "500", "--steps", "200"],
+            r"`eval_freq` \(500\) must be at most `steps` \(200\)",
+        ),
+        (["--output", f"{__file__}/speed.json"], "cannot be made a folder"),
         (["--until-return", "18", "--eval-freq", "-5"], "`eval_freq` must be a finite number, at least 1, but -5"),
     ],
 )
@@ -131,6 +141,45 @@ def test_bad_input_is_refused_before_anything_is_measured(arguments, message, mo
     monkeypatch.setattr(until_return, "run_study", lambda runs: pytest.fail("A training began"))
     with pytest.raises(SystemExit, match=message):
         main(["benchmark", *arguments])
+
+
+def be_killed(*args):
+    os._exit(9)
+
+
+def test_a_measurement_that_is_killed_is_told(monkeypatch):
+    """As by the system when the memory is not enough."""
+    monkeypatch.setattr(benchmark, "measure_training", be_killed)
+    with pytest.raises(ValueError, match="The process that measured A2C, SB3's environments with 2 environments was killed"):
+        run_benchmark("CartPole-v1", contenders_of("CartPole-v1", ["a2c"]), [2], seconds=0.1, repeats=1, device="cpu")
+
+
+def test_weights_are_prepared_once_for_the_forward_passes(monkeypatch):
+    n_converted = []
+    convert = LeanNatureCNN._convert
+    monkeypatch.setattr(LeanNatureCNN, "_convert", lambda self, weights: n_converted.append(0) or convert(self, weights))
+    n_before = []
+    measure = benchmark._seconds_per_call
+
+    def count(call, seconds):
+        n_before.append(len(n_converted))
+        found = measure(call, seconds)
+        n_before.append(len(n_converted))
+        return found
+
+    monkeypatch.setattr(benchmark, "_seconds_per_call", count)
+    measure_parts(Contender("a2c", "bfloat16"), PONG, n_envs=1, seconds=0.05, device="cpu")
+    # The forward pass is measured first
+    assert n_before[1] - n_before[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "used", "name"), [("auto", "cuda", "GPU cuda"), ("cuda:1", "cuda:1", "GPU cuda:1"), ("cpu", "cpu", "cpu")]
+)
+def test_the_device_that_is_used_is_named(device, used, name, monkeypatch):
+    monkeypatch.setattr(benchmark, "get_device", lambda asked: th.device(used))
+    monkeypatch.setattr(th.cuda, "get_device_name", lambda device: f"GPU {device}")
+    assert machine_of(device)["device"] == name
 
 
 @pytest.mark.slow

@@ -98,6 +98,14 @@ def test_rows_are_of_the_last_update_before_they_are_written():
         assert row["train/grad_norm"] == same["train/grad_norm"]
 
 
+def test_a_callback_starts_anew_with_a_second_training():
+    callback = CurvesCallback()
+    train(A2C, callback)
+    model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", 6, seed=0), device="cpu", ent_coef="lin_0.02", **SMALL)
+    model.learn(64, callback)
+    assert len(callback.last_returns) == 6 and callback.own_rows == []
+
+
 def test_returns_are_of_the_last_episode_of_each_environment():
     curves = CurvesCallback()
     model, rows = train(A2C, curves)

@@ -208,6 +208,8 @@ def test_the_command_of_a_run_gives_that_run(tmp_path):
         assert words[:3] == ["python", "-m", "sb3_qac"]
         (again,) = grid_of(make_parser().parse_args(words[3:]), tmp_path)
         assert again == run
+    # `study` has no option for entries as those of a search
+    assert command_of({**dataclasses.asdict(run), "hyperparams": {"n_envs": 4}}) == ""
     whole = command_of({**dataclasses.asdict(run), "stop_return": 18.0, "eval_from": 15.0})
     assert whole.endswith(" --stop-return 18 --eval-from 15")
     assert "--conf-file mine.yml" in command_of({**dataclasses.asdict(run), "config": str(config)})

@@ -8,7 +8,7 @@ import pytest
 import torch as th
 import yaml
 from rl_zoo3.utils import ALGOS
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -92,8 +92,18 @@ def test_exploration_rate_falls_with_the_progress_of_the_training_and_is_saved(t
     model = PQN("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL, **arguments).learn(160, Rates())
     # After each tenth of the training
     assert rates == pytest.approx([1 - 0.8 * min(i / 10 / 0.5, 1) for i in range(10)])
+    rates.clear()
+    # In a second training too
+    model.learn(32, Rates())
+    assert rates == pytest.approx([1.0, 0.2])
     model.save(tmp_path / "model")
     assert PQN.load(tmp_path / "model").policy.exploration_rate == model.policy.exploration_rate == pytest.approx(0.2)
+
+
+def test_learning_rate_ends_at_zero_if_the_last_rollout_exceeds_the_planned_steps():
+    # The third rollout ends at 48
+    model = PQN("MlpPolicy", make_vec_env("CartPole-v1", 2), learning_rate=lambda progress: 0.1 * progress, **SMALL).learn(40)
+    assert [group["lr"] for group in model.policy.optimizer.param_groups] == [0.0]
 
 
 def test_update_is_a_step_of_regression_on_the_targets_for_each_minibatch():
@@ -187,6 +197,9 @@ def test_a_study_trains_it_with_its_presets(env_id, tmp_path):
     for env in manager.envs:
         env.close()
     assert type(model) is PQN is ALGOS["pqn"]
+    (evaluation,) = [callback for callback in manager.callbacks if isinstance(callback, EvalCallback)]
+    # It explores in training only
+    assert evaluation.deterministic
     assert any(isinstance(module, th.nn.LayerNorm | th.nn.GroupNorm) for module in model.policy.modules())
     assert (model.n_steps * model.n_envs) % model.batch_size == 0 and model.lr_schedule(0) == 0
 

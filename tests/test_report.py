@@ -12,7 +12,7 @@ from sb3_qac.__main__ import main
 from sb3_qac.study.analysis import paragraphs, statistics
 from sb3_qac.study.loading import load_study
 from sb3_qac.study.report import _panels, _styles, markdown, median_curve, table, write_report
-from sb3_qac.study.statistics import common_evaluations, difference, pooled, standard_error
+from sb3_qac.study.statistics import common_evaluations, difference, planned_steps, pooled, standard_error
 
 pytestmark = pytest.mark.usefixtures("quick_bootstrap")
 
@@ -120,6 +120,55 @@ def test_a_report_of_a_run_that_its_first_evaluation_stopped_says_why_it_has_no_
     write_run(tmp_path, "qppo", 0, [[18, 20]], stop_return=18)
     text = " ".join(statistics(load_study(tmp_path)["Game-v0"]))
     assert "The one at which a run was stopped does not count, since it was selected for its return" in text
+
+
+def test_evaluations_that_were_planned_for_the_same_steps_are_compared(tmp_path):
+    """All environments are stepped at once, so the number of environments shifts them."""
+    for seed in (0, 1):
+        write_run(tmp_path, "a2c", seed, [[1, 3]] * 20, every=100_000, eval_freq=100_000)
+        write_run(tmp_path, "qppo", seed, [[5, 7]] * 20, every=100_000 // 128 * 128, eval_freq=100_000)
+    groups = load_study(tmp_path)["Game-v0"]
+    assert groups["qppo"][0].timesteps[-1] == 1_999_360
+    compared = common_evaluations(groups)
+    assert {tuple(record.timesteps) for records in compared.values() for record in records} == {
+        tuple(range(100_000, 2_000_001, 100_000))
+    }
+    assert "At 2,000,000 steps" in " ".join(statistics(groups))
+
+
+def test_evaluations_with_another_interval_stay_where_they_are(tmp_path):
+    """With 128 environments and an interval of 500, an evaluation takes place every 384 steps."""
+    write_run(tmp_path, "a2c", 0, [[1, 3]] * 3, every=384, eval_freq=500)
+    (record,) = load_study(tmp_path)["Game-v0"]["a2c"]
+    assert planned_steps(record).tolist() == [384, 768, 1152]
+
+
+def test_a_run_that_failed_counts_with_its_last_evaluation(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path, "a2c", seed, [[0, 2], [2, 4], [4, 6]])
+    write_run(tmp_path, "qppo", 0, [[10, 10], [20, 20], [30, 30]])
+    (write_run(tmp_path, "qppo", 1, [[1, 3]], finished=False) / "error.txt").write_text("broken")
+    groups = load_study(tmp_path)["Game-v0"]
+    compared = common_evaluations(groups)
+    assert [record.means.tolist() for record in compared["qppo"]] == [[10, 20, 30], [2, 2, 2]]
+    assert [record.timesteps.tolist() for record in compared["a2c"]] == 2 * [[1000, 2000, 3000]]
+    assert "At 3,000 steps, the last evaluation that all runs have, failed runs with the last that they have" in " ".join(
+        statistics(groups)
+    )
+
+
+def test_an_evaluation_file_that_is_half_written_counts_as_none(tmp_path):
+    run = write_run(tmp_path, "a2c", 0, [[0, 2], [2, 4]])
+    whole = (run / "evaluations.npz").read_bytes()
+    for content in (whole[: len(whole) // 2], b""):
+        (run / "evaluations.npz").write_bytes(content)
+        (record,) = load_study(tmp_path)["Game-v0"]["a2c"]
+        assert len(record.timesteps) == len(record.returns) == 0
+
+
+def test_of_two_rows_of_one_step_the_later_one_is_drawn():
+    curves = [pd.Series([1.0, 2.0, 3.0], index=[10, 20, 20]), pd.Series([5.0, 5.0], index=[10, 20])]
+    assert median_curve(curves).to_dict() == {10: 3.0, 20: 4.0}
 
 
 def test_evaluations_at_the_same_steps_are_compared(tmp_path):

@@ -459,6 +459,7 @@ def changed(algorithm=None, **content):
         (changed({"algo": "a2c"}), "is not the file of a search: .*'space'"),
         (changed(references={"CartPole-v1": 0}), "reference return of CartPole-v1 is 0"),
         (changed(references={"Pogn-v4": 1}), "Pogn"),
+        (changed(references={"classic": 100}), "classic is the name of a study. Name its own: CartPole-v1, Acrobot-v1"),
         (changed(rounds=[{"candidates": 2, "seeds": [0], "steps": 100}]), "`steps` must be an integer, at least 200, but 100"),
         (changed(rounds=[{"candidates": 2, "seeds": [-1], "steps": 200}]), "`seeds`.*-1"),
         (changed(rounds=[{"candidates": 0, "seeds": [0], "steps": 200}]), "`candidates`.*0"),

@@ -13,6 +13,7 @@ import time
 import types
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study import workers
-from sb3_qac.study.callbacks import EvaluateFromReturn
+from sb3_qac.study.callbacks import EvaluateFromReturn, StopOnReturn
 from sb3_qac.study.catalogue import STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, whole_games
@@ -373,6 +374,43 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_others(tmp_path):
     # Mended, it is tried again
     assert run_study(good) == {}
     assert not Path(bad.folder, "error.txt").exists()
+
+
+def test_a_run_is_finished_once_its_model_is_saved(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(StudyManager, "save_trained_model", Mock(side_effect=OSError(28, "No space left on device")))
+        assert "No space left" in run_study([run])[run.folder]
+    assert not run.finished
+    assert run_study([run]) == {} and run.finished
+    assert Path(run.folder, "CartPole-v1.zip").is_file() and not Path(run.folder, "error.txt").exists()
+
+
+def test_a_run_that_failed_after_its_first_step_keeps_its_settings(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(StudyManager, "save_trained_model", Mock(side_effect=OSError(28, "No space left on device")))
+        run_study([run])
+    before = Path(run.folder, "run.json").read_text()
+    with pytest.raises(ValueError, match=r"There is a run with other settings .*`hyperparams` is {'gamma': 0.5}, and was {}"):
+        run_study([replace(run, hyperparams={"gamma": 0.5})])
+    assert Path(run.folder, "run.json").read_text() == before
+
+
+def test_a_study_in_an_exception_handler_finishes(tmp_path):
+    runs = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    try:
+        raise KeyError("of the caller")
+    except KeyError:
+        assert run_study(runs) == {}
+    assert runs[0].finished
+
+
+@pytest.mark.parametrize(("last", "goes_on"), [(17.9, True), (18.0, False), (float("nan"), True)])
+def test_only_a_return_that_is_reached_stops_a_training(last, goes_on):
+    stop = StopOnReturn(18.0)
+    stop.parent = types.SimpleNamespace(last_mean_reward=last)
+    assert stop._on_step() is goes_on
 
 
 def test_a_run_stops_at_its_return(tmp_path):

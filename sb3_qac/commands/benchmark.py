@@ -97,11 +97,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     :raises ValueError: for a value that is not allowed, or if a training failed
     """
     from sb3_qac.common.allocator import keep_freed_memory
+    from sb3_qac.common.files import make_folder
     from sb3_qac.study.benchmark import contenders_of, run_benchmark
     from sb3_qac.study.until_return import run_until_return
 
     if args.output.is_dir() or args.output.suffix == ".runs":
         raise ValueError(f"`output` must be a JSON file, but {args.output} is a folder or the name of one. Name a file.")
+    make_folder(args.output.absolute().parent)
     contenders = contenders_of(args.env, args.algos, args.variants)
     if args.until_return is None:
         return run_benchmark(args.env, contenders, args.n_envs or [16], args.seconds, args.repeats, args.device)

@@ -35,7 +35,9 @@ class CurvesCallback(BaseCallback):
         # An interrupted training had no end: remove its hooks
         self._on_training_end()
         self._squares = []
-        if self.last_returns is None:
+        if self.last_returns is None or self.model.num_timesteps == 0:
+            # A new training, perhaps after another one with this callback
+            self.grad_norm, self.own_rows = None, []
             self.last_returns = np.full(self.training_env.num_envs, np.nan)
         parameters = list(self.model.policy.parameters())
         optimizer = self.model.policy.optimizer

@@ -36,10 +36,10 @@ def current_value(name: str, value: float | str | Schedule, progress_remaining: 
     """
     :param name: Name of the parameter, for the message
     :param value: Anything that ``check_schedule`` takes
-    :param progress_remaining: From 1 to 0; below 0 in a last rollout that exceeds the planned steps, which counts as 0
+    :param progress_remaining: From 1 to 0
     :return: the value of the schedule
     :raises ValueError: if it is not finite or is negative
     """
-    current = check_schedule(name, value)(max(progress_remaining, 0.0))
+    current = check_schedule(name, value)(progress_remaining)
     check_number(name, current)
     return current

@@ -251,6 +251,11 @@ class QPPO(OnPolicyAlgorithm):
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
 
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        # The last rollout may exceed the planned steps, and schedules are functions of 1 to 0
+        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:

@@ -256,6 +256,8 @@ def _which(groups: Groups) -> str:
     which = "the last evaluation that all runs have"
     if any(record.stopped for record in records):
         which += ", without the evaluations that stopped a run"
+    if any(record.failed and len(record.timesteps) for record in records):
+        which += ", failed runs with the last that they have"
     return f"{which} ({_list(without)} {'has' if len(without) == 1 else 'have'} none yet)" if without else which
 
 

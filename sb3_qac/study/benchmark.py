@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +27,7 @@ import stable_baselines3
 import torch as th
 from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.utils import get_device, obs_as_tensor
 from tqdm.auto import tqdm
 
 from sb3_qac.common.allocator import keep_freed_memory
@@ -41,6 +43,8 @@ from sb3_qac.zoo import register
 
 # Rollouts shorter than this are measured several at a time
 MIN_STEPS = 100
+# Linux's own figures of this process
+PROCESS_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def measure_parts(contender: Contender, env_id: str, n_envs: int, seconds: float
             env.step(rng.integers(env.action_space.n, size=n_envs))  # type: ignore[attr-defined]
 
         def forward() -> None:
-            with th.no_grad(), constant_weights(policy):
+            with th.no_grad():
                 policy(obs_as_tensor(obs, model.device))[0].cpu()  # type: ignore[arg-type]
 
         def update() -> None:
@@ -172,9 +176,12 @@ def measure_parts(contender: Contender, env_id: str, n_envs: int, seconds: float
             if model.device.type == "cuda":
                 th.cuda.synchronize()
 
+        # As in a rollout, in which the weights are prepared once
+        with constant_weights(policy):
+            pass_seconds = _seconds_per_call(forward, seconds)
         milliseconds = {
             "environments": 1e3 * model.n_steps * _seconds_per_call(step, seconds),
-            "forward": 1e3 * (model.n_steps + 1) * _seconds_per_call(forward, seconds),
+            "forward": 1e3 * (model.n_steps + 1) * pass_seconds,
             "update": 1e3 * _seconds_per_call(update, seconds),
         }
         return {**milliseconds, "limit": 1e3 * n_envs * model.n_steps / sum(milliseconds.values())}
@@ -197,6 +204,10 @@ def _seconds_per_call(call: Callable[[], None], seconds: float) -> float:
 
 def _peak_memory() -> dict[str, float]:
     """:return: ``peak_memory`` of this process in MiB; nothing on Windows"""
+    if PROCESS_STATUS.is_file():
+        # On Linux `ru_maxrss` may be the peak of the process that started this one
+        (peak,) = [line.split()[1] for line in PROCESS_STATUS.read_text().splitlines() if line.startswith("VmHWM")]
+        return {"peak_memory": int(peak) / 1024}
     try:
         import resource
     except ImportError:
@@ -235,13 +246,19 @@ def run_benchmark(
         for contender in contenders
     ]
     rows = []
-    # A process for each measurement
-    with get_context("spawn").Pool(1, keep_freed_memory, maxtasksperchild=1) as pool:
-        for round_, n_envs, contender, measure in tqdm(jobs, unit="measurement"):
-            # The time is divided among the three parts
-            time_of_each = seconds if measure is measure_training else seconds / 3
-            result = pool.apply(measure, (contender, env_id, n_envs, time_of_each, device))
-            rows.append({"round": round_, "n_envs": n_envs, "contender": contender.name, **result})
+    for round_, n_envs, contender, measure in tqdm(jobs, unit="measurement"):
+        # The time is divided among the three parts
+        time_of_each = seconds if measure is measure_training else seconds / 3
+        # A process for each measurement
+        with ProcessPoolExecutor(1, get_context("spawn"), keep_freed_memory) as executor:
+            try:
+                result = executor.submit(measure, contender, env_id, n_envs, time_of_each, device).result()
+            except BrokenProcessPool:
+                raise ValueError(
+                    f"The process that measured {contender.name} with {n_envs} environments was killed. If the memory was not "
+                    "enough, give fewer environments with `--n-envs`."
+                ) from None
+        rows.append({"round": round_, "n_envs": n_envs, "contender": contender.name, **result})
     settings = {"env_id": env_id, "seconds": seconds, "repeats": repeats}
     return {**settings, **machine_of(device), **presets_of(env_id, contenders), "measurements": rows}
 
@@ -260,8 +277,9 @@ def machine_of(device: str) -> dict[str, Any]:
     :param device: PyTorch device
     :return: the machine and the versions
     """
+    used = get_device(device)
     return {
-        "device": th.cuda.get_device_name(0) if device.startswith("cuda") else "cpu",
+        "device": th.cuda.get_device_name(used) if used.type == "cuda" else "cpu",
         "processor": _processor(),
         "cores": th.get_num_threads(),
         "versions": {

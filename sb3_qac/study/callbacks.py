@@ -29,7 +29,8 @@ class StopOnReturn(BaseCallback):
         self.stop_return = stop_return
 
     def _on_step(self) -> bool:
-        return self.parent.last_mean_reward < self.stop_return
+        # Not `<`, which would stop it at a return that is not a number
+        return not self.parent.last_mean_reward >= self.stop_return
 
 
 class EvaluateFromReturn(BaseCallback):
@@ -72,6 +73,7 @@ class StatusCallback(BaseCallback):
     def __init__(self, path: Path, evaluation: EvalCallback) -> None:
         super().__init__()
         self.path, self.evaluation = path, evaluation
+        self.ended = False
 
     def _on_training_start(self) -> None:
         # Not in the constructor: a resume restores the earlier attributes of callbacks
@@ -79,6 +81,8 @@ class StatusCallback(BaseCallback):
         before = read_json(self.path) if self.first_step else {}
         self.before, self.evaluation_seconds = before.get("seconds", 0.0), before.get("evaluation_seconds", 0.0)
         self.start = self.written = self.last_step = time.monotonic()
+        # The caller may be handling an exception, which is not one of this training
+        self.exception, self.ended = id(sys.exc_info()[1]), False
         self.n_evaluations = len(self.evaluation.evaluations_timesteps)
         self.write(finished=False)
 
@@ -98,8 +102,14 @@ class StatusCallback(BaseCallback):
 
     def _on_training_end(self) -> None:
         # Only if learn ended normally, not if it was interrupted
-        if sys.exc_info()[0] is None:
-            self.write(finished=read_json(self.path.parent / "checkpoints" / "run.json").get("finished", True))
+        if id(sys.exc_info()[1]) == self.exception:
+            self.ended = read_json(self.path.parent / "checkpoints" / "run.json").get("finished", True)
+            self.write(finished=False)
+
+    def finish(self) -> None:
+        """Write that the training has finished, if it has. Called once its model is saved."""
+        if self.ended:
+            self.write(finished=True)
 
     def write(self, finished: bool) -> None:
         """:param finished: Whether the training has ended"""

@@ -1,6 +1,8 @@
 """Records of a study, from the folders of its runs or from its packed form."""
 
+import contextlib
 import json
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,8 +114,10 @@ def load_run(folder: Path) -> Record:
     :return: its record
     """
     timesteps, returns, lengths = np.zeros(0, dtype=int), np.zeros((0, 1)), None
-    if (folder / "evaluations.npz").is_file():
-        evaluations = np.load(folder / "evaluations.npz")
+    # A file that a killed process left half written counts as none
+    damaged = (FileNotFoundError, zipfile.BadZipFile, EOFError)
+    with contextlib.suppress(*damaged), open(folder / "evaluations.npz", "rb") as file:
+        evaluations = np.load(file)
         timesteps, returns, lengths = evaluations["timesteps"], evaluations["results"], evaluations.get("ep_lengths")
     settings = json.loads((folder / "run.json").read_text())
     settings |= {name: field_name(settings[name]) for name in ("name", "group")}

@@ -68,7 +68,8 @@ class StudyManager(ExperimentManager):
         self.run = run
         self.save_path = run.folder
         self.params_path = f"{run.folder}/{self.env_name}"
-        self.deterministic_eval = run.deterministic
+        # PQN explores in training only, as in its paper
+        self.deterministic_eval = run.deterministic or run.algo == "pqn"
         self.envs: list[VecEnv] = []
         self.eval_env_wrapper: Callable[[gym.Env], gym.Env] | None = None
         self.is_resumable = self.needs_replay = False
@@ -113,7 +114,8 @@ class StudyManager(ExperimentManager):
             self.callbacks.append(SnapshotCallback(Path(self.run.folder, "snapshots")))
         if issubclass(ALGOS[self.run.algo], OnPolicyAlgorithm):
             self.callbacks.append(ConstantWeightsCallback())
-        self.callbacks.append(StatusCallback(Path(self.run.folder, "status.json"), evaluation))
+        self.status = StatusCallback(Path(self.run.folder, "status.json"), evaluation)
+        self.callbacks.append(self.status)
 
 
 def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dtype: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from sb3_qac.common.files import make_folder
+from sb3_qac.study.catalogue import TASKS, field_name
 from sb3_qac.study.records import FIGURES, Record
 from sb3_qac.study.statistics import standard_error
 
@@ -122,8 +123,12 @@ def _json(value: Any) -> str:
 def command_of(settings: dict[str, Any]) -> str:
     """
     :param settings: Settings of a run
-    :return: the command that trains such a run
+    :return: the command that trains such a run; "" if the command has no option for some of its hyperparameters, as for a run
+        of a search
     """
+    of_group = TASKS.get(field_name(settings["group"]), ("", {}))[1]
+    if (settings.get("hyperparams") or {}) != of_group:
+        return ""
     words = ["python", "-m", "sb3_qac", "study", settings["env_id"], "--algos", settings["group"]]
     words += ["--seeds", str(settings["seed"])]
     for name, (option, default) in OPTIONS.items():

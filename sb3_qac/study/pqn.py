@@ -1,4 +1,4 @@
-"""PQN, a peer that the algorithms of this package are compared with in studies. RL Zoo's own commands do not know it."""
+"""PQN, a baseline that the algorithms of this package are compared with in studies. RL Zoo's own commands do not know it."""
 
 from typing import Any, ClassVar, TypeVar
 
@@ -164,9 +164,16 @@ class PQN(OnPolicyAlgorithm):
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         super()._setup_model()
 
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        # The last rollout may exceed the planned steps, and schedules are functions of 1 to 0
+        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
         # From the progress of the training alone, so that a resumed training has the same
         initial, final = self.exploration_initial_eps, self.exploration_final_eps
+        # Before the first rollout of a `learn`, SB3 still has the progress of the one before
+        self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
         rate = LinearSchedule(initial, final, self.exploration_fraction)(self._current_progress_remaining)
         self.policy.exploration_rate.fill_(rate)
         self.logger.record("rollout/exploration_rate", rate)

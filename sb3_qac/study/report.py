@@ -149,6 +149,8 @@ def median_curve(curves: Sequence[pd.Series]) -> pd.Series:
     :param curves: The same row of the log of several runs, indexed by steps that may differ
     :return: their median at all steps; each curve is interpolated between its own steps
     """
+    # A resumed log may have two rows of one step
+    curves = [curve[~curve.index.duplicated(keep="last")] for curve in curves]
     return pd.concat(curves, axis=1).sort_index().interpolate("index", limit_area="inside").median(axis=1)
 
 

@@ -74,9 +74,12 @@ class Run:
 def check_same_run(run: Run) -> None:
     """
     :param run: A run
-    :raises ValueError: if its folder contains a run with other settings, unless that run failed, perhaps because of them
+    :raises ValueError: if its folder contains a run with other settings, unless that run failed before its first step, perhaps
+        because of them
     """
-    kept = {} if Path(run.folder, "error.txt").is_file() else read_json(Path(run.folder, "run.json"))
+    has_begun = read_json(Path(run.folder, "status.json")).get("steps", 0) > 0
+    failed_at_once = Path(run.folder, "error.txt").is_file() and not has_begun
+    kept = {} if failed_at_once else read_json(Path(run.folder, "run.json"))
     if kept:
         # A setting that its file does not have is newer than the run, and was at its default
         kept = {**{x.name: x.default for x in dataclasses.fields(Run) if x.default is not dataclasses.MISSING}, **kept}

@@ -22,7 +22,7 @@ from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, read_json, write_atomically
-from sb3_qac.study.catalogue import TASKS
+from sb3_qac.study.catalogue import STUDIES, TASKS
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.statistics import standard_error
@@ -206,10 +206,7 @@ def check_search(search: Search) -> None:
     """
     for name, algorithm in search.algorithms.items():
         check_entries(name, algorithm)
-    for env_id, reference in search.references.items():
-        check_number(f"references: {env_id}", reference)
-        if reference == 0:
-            raise ValueError(f"The reference return of {env_id} is 0, but returns are divided by it.")
+    check_references(search.references)
     for name, value in {"eval_freq": search.eval_freq, "eval_episodes": search.eval_episodes}.items():
         check_integer(name, value, minimum=1)
     for name in ("references", "algorithms", "rounds"):
@@ -223,6 +220,22 @@ def check_search(search: Search) -> None:
             raise ValueError("A round has at least one seed, but `seeds` is empty.")
         for seed in each.seeds:
             check_integer("seeds", seed, minimum=0)
+
+
+def check_references(references: dict[str, float]) -> None:
+    """
+    :param references: Reference return of each environment of a search
+    :raises ValueError: if one is not a positive number, or its name is that of several environments
+    """
+    for env_id, reference in references.items():
+        if env_id in STUDIES:
+            names = ", ".join(STUDIES[env_id].env_ids)
+            raise ValueError(
+                f"`references` must have environments, but {env_id} is the name of a study. Name its own: {names}."
+            )
+        check_number(f"references: {env_id}", reference)
+        if reference == 0:
+            raise ValueError(f"The reference return of {env_id} is 0, but returns are divided by it.")
 
 
 def check_entries(name: str, algorithm: Algorithm) -> None:

@@ -12,6 +12,8 @@ from sb3_qac.study.records import Groups, Record
 
 # As in rliable's own examples: a rank statistic is a thousand times slower than a mean
 N_BOOTSTRAP, N_BOOTSTRAP_OF_RANKS = 10_000, 2_000
+# How far an evaluation may be from the steps for which it was planned, relative to these
+PLANNED_WITHIN = 0.01
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -49,21 +51,46 @@ def _returns_at(record: Record, steps: int) -> np.ndarray | None:
 def common_evaluations(groups: Groups) -> Groups:
     """
     Reduce runs to comparable evaluations. An evaluation at which a run was stopped is left out, since it was selected for its
-    return.
+    return. A run that failed counts with its last evaluation from then on.
 
     :param groups: Records of an environment
-    :return: the same runs with only the evaluations that all of them have. Runs without any evaluation, and groups of only
-        such runs, are left out.
+    :return: the same runs with only the evaluations that all of them have, at the steps for which they were planned. Runs
+        without any evaluation, and groups of only such runs, are left out.
     """
     begun = {name: [record for record in records if len(record.timesteps)] for name, records in groups.items()}
     begun = {name: records for name, records in begun.items() if records}
-    of_runs = [record.timesteps[: -1 if record.stopped else None] for records in begun.values() for record in records]
-    common = functools.reduce(np.intersect1d, of_runs) if of_runs else np.zeros(0, dtype=int)
-    return {name: [_cut(record, common) for record in records] for name, records in begun.items()}
+    records = [record for of_group in begun.values() for record in of_group]
+    planned = [planned_steps(record)[: -1 if record.stopped else None] for record in records]
+    everywhere = functools.reduce(np.union1d, planned, np.zeros(0, dtype=int))
+    counted = [
+        np.union1d(steps, everywhere[everywhere > steps[-1]]) if record.failed else steps
+        for record, steps in zip(records, planned, strict=True)
+    ]
+    common = functools.reduce(np.intersect1d, counted, everywhere)
+    return {name: [_at(record, common) for record in of_group] for name, of_group in begun.items()}
 
 
-def _cut(record: Record, timesteps: np.ndarray) -> Record:
-    return dataclasses.replace(record, timesteps=timesteps, returns=record.returns[np.isin(record.timesteps, timesteps)])
+def planned_steps(record: Record) -> np.ndarray:
+    """
+    :param record: Record of a run
+    :return: the steps for which its evaluations were planned, multiples of ``eval_freq``. As all environments are stepped at
+        once, an evaluation may take place somewhat earlier: with 128 of them at 99,968 instead of 100,000 steps.
+    """
+    eval_freq = record.settings.get("eval_freq")
+    if not eval_freq:
+        return record.timesteps
+    planned = np.rint(record.timesteps / eval_freq).astype(int) * eval_freq
+    return np.where(np.abs(planned - record.timesteps) <= PLANNED_WITHIN * planned, planned, record.timesteps)
+
+
+def _at(record: Record, steps: np.ndarray) -> Record:
+    """
+    :param record: Record of a run
+    :param steps: Planned steps of evaluations that it has, or that follow its last one
+    :return: the record with only these evaluations
+    """
+    indices = np.searchsorted(planned_steps(record), steps, side="right") - 1
+    return dataclasses.replace(record, timesteps=steps, returns=record.returns[indices])
 
 
 class Difference(NamedTuple):

@@ -66,6 +66,7 @@ def _train(run: Run) -> None:
             assert result is not None
             manager.learn(result[0])
             manager.save_trained_model(result[0])
+            manager.status.finish()
         finally:
             for env in manager.envs:
                 env.close()

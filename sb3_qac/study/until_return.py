@@ -41,6 +41,8 @@ def run_until_return(
     :raises ValueError: if a number is too small, or a training failed
     """
     check_number("steps", n_timesteps, minimum=1)
+    if eval_freq is not None and eval_freq > n_timesteps:
+        raise ValueError(f"`eval_freq` ({eval_freq}) must be at most `steps` ({n_timesteps}), or there is no evaluation.")
     if n_envs is not None:
         check_number("n_envs", n_envs, minimum=1)
     settings = {
@@ -61,7 +63,7 @@ def run_until_return(
         raise ValueError("; ".join(f"{run} failed: {reason}" for run, reason in failed.items()))
     rows = [{"contender": name, "seed": seed, **measured(run)} for (name, seed), run in runs.items()]
     asked = {"env_id": env_id, "until_return": goal, "steps": n_timesteps, "eval_freq": settings["eval_freq"]}
-    return {**asked, **machine_of(settings.get("device", "cpu")), **presets_of(env_id, contenders), "measurements": rows}
+    return {**asked, **machine_of(settings.get("device", "auto")), **presets_of(env_id, contenders), "measurements": rows}
 
 
 def measured(run: Run) -> dict[str, Any]:
