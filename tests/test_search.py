@@ -4,9 +4,11 @@ import csv
 import io
 import itertools
 import json
+import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import MinAtarCNN
 from sb3_qac.study import search as module
 from sb3_qac.study.manager import StudyManager
-from sb3_qac.study.search import best_of, load_search, run_search, search_file, standings, trials_of
+from sb3_qac.study.search import best_as_yaml, best_of, load_search, run_search, search_file, standings, trials_of
 
 # Two tasks, of which the fake trainings below make nothing
 CONTENT = {
@@ -207,6 +209,16 @@ def test_a_candidate_with_a_failed_run_has_no_score(tmp_path, monkeypatch):
     assert len(failed) == 2 * len(numbers) and all("/a2c/" in path for path in failed)
     best = best_of(trials_of(search, "a2c", 1, tmp_path))
     assert sorted(trial.candidate.number for trial in best) == [number for number in range(5) if number not in numbers]
+
+
+def test_the_best_of_an_earlier_round_is_printed_if_all_of_the_last_failed():
+    def trial(number, round_, mean):
+        return SimpleNamespace(candidate=SimpleNamespace(number=number, hyperparams={"gamma": 0.9}), round=round_, mean=mean)
+
+    assert best_as_yaml("a2c", [trial(1, 2, math.nan), trial(3, 1, 0.5)]) == (
+        "# a2c: candidate 3, score 0.500 in round 1\na2c:\n  gamma: 0.9\n"
+    )
+    assert best_as_yaml("a2c", [trial(1, 2, math.nan)]) == best_as_yaml("a2c", []) == ""
 
 
 def test_a_search_that_was_stopped_goes_on(tmp_path, monkeypatch):

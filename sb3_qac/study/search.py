@@ -582,9 +582,10 @@ def best_as_yaml(name: str, trials: Sequence[Trial]) -> str:
     :param trials: Its standings
     :return: the entries of the best candidate that replace those of the preset, as YAML; empty if none has a score
     """
-    if not trials or math.isnan(trials[0].mean):
+    # The first with a score: all of the last round may have failed
+    best = next((trial for trial in trials if not math.isnan(trial.mean)), None)
+    if best is None:
         return ""
-    best = trials[0]
     comment = f"# {name}: candidate {best.candidate.number}, score {best.mean:.3f} in round {best.round}\n"
     return comment + yaml.safe_dump({name: best.candidate.hyperparams}, sort_keys=False, width=math.inf)
 
