@@ -10,9 +10,9 @@ class DeviceRolloutBuffer(RolloutBuffer):
     Rollout buffer that sends a rollout to the device once and draws the minibatches there.
 
     SB3's rollout buffer collects every minibatch on the CPU and sends it, so with ``n_epochs`` epochs each observation is sent
-    ``n_epochs`` times. The minibatches of both are identical, unless the
-    buffer is changed between two of them. On the CPU there is nothing to send, and SB3's buffer needs less
-    memory. Not for ``Dict`` observations. Use it with ``rollout_buffer_class=DeviceRolloutBuffer`` in any on-policy algorithm.
+    ``n_epochs`` times. The minibatches of both are identical, unless the buffer is changed between two of them. On the CPU
+    there is nothing to send, and SB3's buffer needs less memory. Not for ``Dict`` observations. Use it with
+    ``rollout_buffer_class=DeviceRolloutBuffer`` in any on-policy algorithm.
 
     :param buffer_size: Max number of element in the buffer
     :param observation_space: Observation space
