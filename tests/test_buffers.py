@@ -30,14 +30,38 @@ def test_training_is_identical_to_that_with_the_buffer_of_sb3(algorithm):
 @pytest.mark.filterwarnings("ignore:.*truncated:UserWarning")
 def test_a_rollout_is_sent_once_for_all_epochs(monkeypatch):
     sent = []
-    to_torch = RolloutBuffer.to_torch
-    monkeypatch.setattr(RolloutBuffer, "to_torch", lambda self, array: sent.append(len(array)) or to_torch(self, array))
-    n_arrays = len(RolloutBuffer._get_samples.__annotations__["return"]._fields)
+    send = DeviceRolloutBuffer._send
+    monkeypatch.setattr(DeviceRolloutBuffer, "_send", lambda self: sent.append(self.pos) or send(self))
 
-    # Two rollouts
+    # Two rollouts of 14 steps, three epochs each
     PPO(**settings_of(PPO), rollout_buffer_class=DeviceRolloutBuffer).learn(28)
 
-    assert sent == [14] * n_arrays * 2
+    assert sent == [14, 14]
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_every_minibatch_is_that_of_the_buffer_of_sb3(n_envs):
+    space = spaces.Box(0, 255, (1, 6, 6), np.uint8)
+    buffers = [kind(4, space, spaces.Discrete(2), "cpu", n_envs=n_envs) for kind in (RolloutBuffer, DeviceRolloutBuffer)]
+    # In the second rollout nothing of the first may be left
+    for rollout in range(2):
+        minibatches = []
+        for buffer in buffers:
+            rng = np.random.default_rng(rollout)
+            buffer.reset()
+            while not buffer.full:
+                obs = rng.integers(0, 256, (n_envs, *space.shape), dtype=np.uint8)
+                actions, value = rng.integers(0, 2, n_envs), th.from_numpy(rng.random(n_envs))
+                buffer.add(obs, actions, rng.random(n_envs), np.zeros(n_envs), value, value.log())
+            buffer.compute_returns_and_advantage(th.zeros(n_envs), np.zeros(n_envs))
+            np.random.seed(0)
+            # Two epochs
+            minibatches.append([*buffer.get(3), *buffer.get(3)])
+
+        for expected, drawn in zip(*minibatches, strict=True):
+            for name, tensor in expected._asdict().items():
+                assert th.equal(getattr(drawn, name), tensor), name
+                assert getattr(drawn, name).dtype == tensor.dtype
 
 
 def test_minibatches_hold_each_image_of_the_rollout_once():

@@ -17,7 +17,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 
-from sb3_qac import QA2C
+from sb3_qac import QA2C, QPPO
 from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp, constant_weights
 
@@ -107,6 +107,30 @@ def test_a_copy_made_within_a_rollout_reads_its_own_weights(copied):
         for parameter in copy_of_it.parameters():
             parameter.data.mul_(0.5)
         assert (copy_of_it(obs) - before).norm() > 0.1 * before.norm()
+
+
+# Not with Inductor, PyTorch's default, which rounds differently and takes many seconds
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_with_the_network_compiled_as_one_graph_is_identical(dtype, tmp_path):
+    policies = []
+    for compiled in (False, True):
+        env = FakeImageEnv(screen_height=84, screen_width=84, n_channels=4, channel_first=True)
+        env.observation_space.seed(0)
+        extractor_kwargs = dict(dtype=dtype, layer_norm="linear")
+        policy_kwargs = dict(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
+        model = QPPO("CnnPolicy", env, n_steps=8, batch_size=4, policy_kwargs=policy_kwargs, device="cpu", seed=0)
+        if compiled:
+            model.policy.features_extractor.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+        model.learn(16)
+        policies.append(model.policy)
+    # What is compiled cannot be pickled, and is left out
+    policies.append(pickle.loads(pickle.dumps(model.policy)))
+    model.save(tmp_path / "model")
+    policies.append(QPPO.load(tmp_path / "model", device="cpu").policy)
+
+    expected, *others = (list(policy.parameters()) for policy in policies)
+    for parameters in others:
+        assert all(map(th.equal, parameters, expected))
 
 
 def test_rollouts_of_qa2c_prepare_the_weights_once():

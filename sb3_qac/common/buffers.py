@@ -1,3 +1,5 @@
+from collections.abc import Generator
+
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -10,9 +12,9 @@ class DeviceRolloutBuffer(RolloutBuffer):
     Rollout buffer that sends a rollout to the device once and draws the minibatches there.
 
     SB3's rollout buffer collects every minibatch on the CPU and sends it, so with ``n_epochs`` epochs each observation is sent
-    ``n_epochs`` times. The minibatches of both are identical, unless the buffer is changed between two of them. On the CPU
-    there is nothing to send, and SB3's buffer needs less memory. Not for ``Dict`` observations. Use it with
-    ``rollout_buffer_class=DeviceRolloutBuffer`` in any on-policy algorithm.
+    ``n_epochs`` times. The minibatches of both are identical, unless the buffer is changed between two of them. For a GPU the
+    observations are kept in pinned memory. On the CPU there is nothing to send, and SB3's buffer needs less memory. Not for
+    ``Dict`` observations. Use it with ``rollout_buffer_class=DeviceRolloutBuffer`` in any on-policy algorithm.
 
     :param buffer_size: Max number of element in the buffer
     :param observation_space: Observation space
@@ -23,19 +25,35 @@ class DeviceRolloutBuffer(RolloutBuffer):
     :param n_envs: Number of parallel environments
     """
 
-    # The whole rollout in its order, from the first minibatch on
-    _rollout: RolloutBufferSamples | None = None
+    # The rollout on the device, each tensor of shape (n_envs * buffer_size, ...)
+    _rollout: tuple[th.Tensor, ...] = ()
+    # Pinned memory of the observations, which takes long to allocate
+    _pinned: th.Tensor | None = None
 
     def reset(self) -> None:
-        self._rollout = None
         super().reset()
+        self._rollout = ()
+        if self.device.type == "cuda":
+            if self._pinned is None:
+                self._pinned = th.from_numpy(self.observations).pin_memory()
+            self.observations = self._pinned.numpy()
+
+    def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
+        if not self.generator_ready:
+            # What SB3 does with all arrays. The observations are the large ones, so they are put into order on the device
+            for name in ("actions", "values", "log_probs", "advantages", "returns"):
+                setattr(self, name, self.swap_and_flatten(getattr(self, name)))
+            self.generator_ready = True
+            self._rollout = self._send()
+        return super().get(batch_size)
+
+    def _send(self) -> tuple[th.Tensor, ...]:
+        """:return: the rollout on the device, in the order of ``RolloutBufferSamples``"""
+        observations = th.from_numpy(self.observations).to(self.device, non_blocking=True)  # (buffer_size, n_envs, ...)
+        others = (self.actions.astype(np.float32, copy=False), self.values, self.log_probs, self.advantages, self.returns)
+        return observations.transpose(0, 1).flatten(0, 1), *map(self.to_torch, others)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> RolloutBufferSamples:
-        n_steps = self.buffer_size * self.n_envs
-        if self._rollout is None:
-            # A slice, unlike indices, does not copy the rollout before it is sent
-            self._rollout = super()._get_samples(slice(n_steps), env)  # type: ignore[arg-type]
         indices = th.as_tensor(batch_inds, device=self.device)
-        # SB3 flattens everything but observations and actions; QPPO's log probabilities have several entries for each step
-        by_step = (data.unflatten(0, (n_steps, -1)) for data in self._rollout)
-        return RolloutBufferSamples(*(data[indices].flatten(0, 1) for data in by_step))
+        observations, actions, *others = (data[indices] for data in self._rollout)
+        return RolloutBufferSamples(observations, actions, *(data.flatten() for data in others))

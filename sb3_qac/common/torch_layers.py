@@ -102,7 +102,8 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
         """
         modules = [module for module in itertools.chain(*self._layers) if module is not None]
         parameters = [parameter for module in modules for parameter in (module.weight, module.bias)]
-        if not self._keeps_weights or th.is_grad_enabled():
+        # Compiled code cannot see the addresses below
+        if th.compiler.is_compiling() or th.is_grad_enabled() or not self._keeps_weights:
             return self._convert(parameters)
         # The parameters' addresses and version counters: they reveal most changes that break the promise
         versions = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
@@ -118,7 +119,7 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
 
     def __getstate__(self) -> dict[str, Any]:
         # The promise holds for this object only, not for copies of it
-        return {**vars(self), "_keeps_weights": False, "_kept": None}
+        return {**super().__getstate__(), "_keeps_weights": False, "_kept": None}
 
     @contextmanager
     def constant_weights(self) -> Iterator[None]:

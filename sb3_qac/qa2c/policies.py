@@ -143,7 +143,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made within ``keep_evaluations`` would never stop keeping them
-        return {**vars(self), "_evaluations": None}
+        return {**super().__getstate__(), "_evaluations": None}
 
     @contextmanager
     def keep_evaluations(self) -> Iterator[list[tuple[th.Tensor, th.Tensor]]]:
