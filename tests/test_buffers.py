@@ -64,6 +64,17 @@ def test_every_minibatch_is_that_of_the_buffer_of_sb3(n_envs):
                 assert getattr(drawn, name).dtype == tensor.dtype
 
 
+def test_a_rollout_that_is_not_complete_is_refused_and_can_be_completed():
+    space = spaces.Box(-1, 1, (1,))
+    buffer = DeviceRolloutBuffer(2, space, spaces.Discrete(2), device="cpu")
+    for value in (1.0, 2.0):
+        with pytest.raises(AssertionError):
+            next(buffer.get())
+        buffer.add(np.zeros((1, 1)), np.zeros(1), np.zeros(1), np.zeros(1), th.tensor([value]), th.zeros(1))
+    (minibatch,) = buffer.get()
+    assert sorted(minibatch.old_values.tolist()) == [1, 2]
+
+
 def test_minibatches_hold_each_image_of_the_rollout_once():
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     buffer = DeviceRolloutBuffer(4, space, spaces.Discrete(2), device="cpu", n_envs=2)

@@ -77,5 +77,5 @@ def test_a_run_without_an_agent_is_refused(run, tmp_path):
     folder.mkdir()
     (folder / "run.json").write_text(Path(run.folder, "run.json").read_text())
     for command in (["evaluate", str(folder)], ["export", str(folder), str(tmp_path)]):
-        with pytest.raises(SystemExit, match=r"There is no Acrobot-v1.zip in .*unfinished"):
+        with pytest.raises(SystemExit, match=r"There is no final agent in .*unfinished"):
             main(command)

@@ -18,7 +18,7 @@ from sb3_qac.study.diagnose import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.ladder import write_page
 from sb3_qac.study.loading import load_everything, load_run, load_study
-from sb3_qac.study.pack import N_POINTS, add_packed, command_of, thinned, write_pack
+from sb3_qac.study.pack import N_POINTS, add_packed, command_of, load_pack, thinned, write_pack
 from sb3_qac.study.report import markdown, write_report
 
 PARTS = {"": 5, "part": 2, "stopped": 1}
@@ -122,6 +122,17 @@ def test_a_study_is_packed_to_the_same_bytes(live, packed, tmp_path):
     parts = {"": [dataclasses.replace(load_study(live)["CartPole-v1"]["a2c"][0], curves={}, diagnosis=[])]}
     write_pack(parts, tmp_path / "cartpole")
     assert sorted(path.name for path in (tmp_path / "cartpole").iterdir()) == ["evaluations.csv.gz", "runs.csv"]
+
+
+@pytest.mark.parametrize("name", ["7", "cartpole"])
+def test_a_study_can_be_packed_into_the_folder_where_the_command_runs(name, live, packed, tmp_path, monkeypatch):
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for options in ([], ["--add"]):
+        assert main(["pack", str(live), "--output", ".", *options]) == 0
+    assert len(load_everything(live)) == len(set(pd.read_csv("runs.csv", dtype=str)["study"]))
+    assert [record.name for record in load_pack(folder, "part")] == [record.name for record in load_pack(packed, "part")]
 
 
 def test_runs_are_added_to_those_that_are_packed_already(live, packed, tmp_path):

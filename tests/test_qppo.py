@@ -387,7 +387,7 @@ def test_schedules_end_at_the_planned_steps_if_the_last_rollout_exceeds_them():
     assert [group["lr"] for group in model.policy.optimizer.param_groups] == [0.0]
 
 
-@pytest.mark.parametrize("name", ["ent_coef", "clip_range"])
+@pytest.mark.parametrize("name", ["ent_coef", "clip_range", "learning_rate"])
 @pytest.mark.parametrize("value", [-0.5, math.nan])
 def test_schedule_that_becomes_negative_or_nan_is_refused_by_its_name(name, value):
     model = make_model(**{name: lambda progress: 0.1 if progress > 0.6 else value})

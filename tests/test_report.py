@@ -1,6 +1,8 @@
 """The report of a study, from folders that are written here, so that every number in it is known."""
 
+import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -136,6 +138,20 @@ def test_evaluations_that_were_planned_for_the_same_steps_are_compared(tmp_path)
     assert "At 2,000,000 steps" in " ".join(statistics(groups))
 
 
+def test_evaluations_are_planned_in_their_order(tmp_path):
+    """With 16 environments and an interval of 1,000, one takes place every 992 steps: the 63rd at 62,496."""
+    write_run(tmp_path, "a2c", 0, [[1, 1]] * 70, eval_freq=1000)
+    write_run(tmp_path, "qppo", 0, [[1, 1]] * 62 + [[500, 500]], every=992, eval_freq=1000, stop_return=400)
+    groups = load_study(tmp_path)["Game-v0"]
+    assert planned_steps(groups["qppo"][0]).tolist() == list(range(1000, 63_001, 1000))
+    (compared,) = common_evaluations(groups)["qppo"]
+    # Not the one that stopped the run
+    assert compared.timesteps[-1] == 62_000 and compared.means.max() == 1
+    # Evaluations may begin late, even with a single one
+    late = dataclasses.replace(groups["qppo"][0], timesteps=np.array([60 * 992]))
+    assert planned_steps(late).tolist() == [60_000]
+
+
 def test_evaluations_with_another_interval_stay_where_they_are(tmp_path):
     """With 128 environments and an interval of 500, an evaluation takes place every 384 steps."""
     write_run(tmp_path, "a2c", 0, [[1, 3]] * 3, every=384, eval_freq=500)
@@ -160,7 +176,7 @@ def test_a_run_that_failed_counts_with_its_last_evaluation(tmp_path):
 def test_an_evaluation_file_that_is_half_written_counts_as_none(tmp_path):
     run = write_run(tmp_path, "a2c", 0, [[0, 2], [2, 4]])
     whole = (run / "evaluations.npz").read_bytes()
-    for content in (whole[: len(whole) // 2], b""):
+    for content in (whole[: len(whole) // 2], b"", bytes(len(whole))):
         (run / "evaluations.npz").write_bytes(content)
         (record,) = load_study(tmp_path)["Game-v0"]["a2c"]
         assert len(record.timesteps) == len(record.returns) == 0
@@ -217,6 +233,22 @@ def test_the_table_has_last_best_and_the_way_to_the_goal(study):
         "100",
     ]
     assert by_name["all-action_seed-1"][:4] == ["unfinished", "3,000", "21.00 +/- 1.00", "24.00 +/- 4.00 at 2,000"]
+
+
+def test_a_run_without_a_speed_has_no_hours_to_its_goal(tmp_path):
+    run = write_run(tmp_path, "a2c", 0, [[18, 20]], finished=False)
+    (run / "status.json").write_text(json.dumps(dict(steps=0, total=3000, seconds=1.5, finished=False)))
+    assert "| 1,000 | nan |" in write_report(tmp_path, goal=18, output=tmp_path / "report").read_text()
+
+
+def test_a_report_names_the_actions_of_the_evaluations(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[4, 6]])
+    assert "with sampled actions" in markdown(tmp_path, load_study(tmp_path), None)
+    run = write_run(tmp_path, "pqn", 0, [[4, 6]])
+    (run / "run.json").write_text((run / "run.json").read_text().replace('"deterministic": false', '"deterministic": true'))
+    assert "with sampled (but pqn: the most probable) actions" in markdown(tmp_path, load_study(tmp_path), None)
+    shutil.rmtree(tmp_path / "a2c_seed-0")
+    assert "with the most probable actions" in markdown(tmp_path, load_study(tmp_path), None)
 
 
 def test_the_report_is_there_in_every_form(study):

@@ -215,6 +215,10 @@ def test_the_best_of_an_earlier_round_is_printed_if_all_of_the_last_failed():
     def trial(number, round_, mean):
         return SimpleNamespace(candidate=SimpleNamespace(number=number, hyperparams={"gamma": 0.9}), round=round_, mean=mean)
 
+    # Candidate 1 was the best of the first round, too
+    trials = [trial(1, 1, 0.9), trial(3, 1, 0.5), trial(1, 2, math.nan), trial(2, 2, math.nan)]
+    assert best_as_yaml("a2c", trials).startswith("# a2c: candidate 1, score 0.900 in round 1\n")
+    assert best_as_yaml("a2c", [*trials, trial(4, 2, 0.1)]).startswith("# a2c: candidate 4, score 0.100 in round 2\n")
     assert best_as_yaml("a2c", [trial(1, 2, math.nan), trial(3, 1, 0.5)]) == (
         "# a2c: candidate 3, score 0.500 in round 1\na2c:\n  gamma: 0.9\n"
     )
@@ -469,6 +473,7 @@ def changed(algorithm=None, **content):
         (changed({"algo": "a2c", "space": {"size": {"big": 3}}}), "choices of 'size'.*'big': 3"),
         (changed({"algo": "a2c", "space": {"learning_rate": ["1e-3"]}}), "'learning_rate' is the text '1e-3'.*1.0e-3"),
         (changed({"algo": "a2c"}), "is not the file of a search: .*'space'"),
+        ({**CONTENT, "algorithms": {"search": CONTENT["algorithms"]["a2c"]}}, "another name than 'search'"),
         (changed(references={"CartPole-v1": 0}), "reference return of CartPole-v1 is 0"),
         (changed(references={"Pogn-v4": 1}), "Pogn"),
         (changed(references={"classic": 100}), "classic is the name of a study. Name its own: CartPole-v1, Acrobot-v1"),

@@ -17,10 +17,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from joblib._parallel_backends import LokyBackend
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from rich.console import Console
 from rl_zoo3.utils import ALGOS
+from stable_baselines3 import A2C
 from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import is_wrapped
@@ -31,9 +33,11 @@ from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study import workers
+from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StopOnReturn
 from sb3_qac.study.catalogue import STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary
+from sb3_qac.study.loading import load_run
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, whole_games
 from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback
@@ -395,6 +399,75 @@ def test_a_run_that_failed_after_its_first_step_keeps_its_settings(tmp_path, mon
     with pytest.raises(ValueError, match=r"There is a run with other settings .*`hyperparams` is {'gamma': 0.5}, and was {}"):
         run_study([replace(run, hyperparams={"gamma": 0.5})])
     assert Path(run.folder, "run.json").read_text() == before
+
+
+def fail_at(monkeypatch, n_steps):
+    """Environments of CartPole fail in the step after this number of steps."""
+    step, seen = CartPoleEnv.step, []
+
+    def failing(self, action):
+        seen.append(action)
+        if len(seen) > n_steps:
+            raise OSError("broken")
+        return step(self, action)
+
+    monkeypatch.setattr(CartPoleEnv, "step", failing)
+
+
+def test_a_run_that_failed_within_its_first_seconds_keeps_its_settings(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    with monkeypatch.context() as patch:
+        fail_at(patch, 400)
+        assert "broken" in run_study([run])[run.folder]
+    # The last rollout is not over
+    assert 0 < read_json(Path(run.folder, "status.json"))["steps"] <= 400
+    with pytest.raises(ValueError, match="There is a run with other settings"):
+        run_study([replace(run, eval_freq=500)])
+    assert run_study([run]) == {} and run.finished
+
+
+def test_a_run_that_failed_in_its_first_step_may_have_other_settings(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    with monkeypatch.context() as patch:
+        fail_at(patch, 0)
+        assert "broken" in run_study([run])[run.folder]
+    other = replace(run, hyperparams={"learning_rate": 1e-4})
+    assert run_study([other]) == {} and other.finished
+    assert read_json(Path(run.folder, "run.json"))["hyperparams"] == {"learning_rate": 1e-4}
+
+
+def test_a_run_that_is_tried_again_does_not_count_as_failed(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    with monkeypatch.context() as patch:
+        fail_at(patch, 400)
+        run_study([run])
+    assert load_run(Path(run.folder)).failed
+    seen = []
+
+    def learn(self, model):
+        seen.append(load_run(Path(run.folder)).failed)
+        raise OSError("broken again")
+
+    monkeypatch.setattr(StudyManager, "learn", learn)
+    run_study([run])
+    assert seen == [False] and load_run(Path(run.folder)).failed
+
+
+def test_an_interrupted_run_has_no_final_agent(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(A2C, "train", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_study([run])
+    folder = Path(run.folder)
+    with pytest.raises(ValueError, match=r"There is no final agent in .*a2c_seed-0: the run is not finished"):
+        final_agent(run, folder)
+    # Such as earlier versions left
+    (folder / "CartPole-v1.zip").touch()
+    with pytest.raises(ValueError, match="the run is not finished"):
+        final_agent(run, folder)
+    assert run_study([run]) == {}
+    assert final_agent(run, folder) == folder / "CartPole-v1.zip"
 
 
 def test_a_study_in_an_exception_handler_finishes(tmp_path):

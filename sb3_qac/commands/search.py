@@ -72,7 +72,7 @@ def print_standings(search: Any, names: list[str], folder: Path, as_json: bool) 
     """
     from rich.console import Console
 
-    from sb3_qac.study.search import as_row, best_as_yaml, choices_as_text, standings, standings_table
+    from sb3_qac.study.search import as_row, best_as_yaml, choices_as_text, standings, standings_table, started_trials
 
     trials = {name: standings(search, name, folder) for name in names}
     if as_json:
@@ -81,4 +81,4 @@ def print_standings(search: Any, names: list[str], folder: Path, as_json: bool) 
     for name, of_name in trials.items():
         Console().print(standings_table(search, name, of_name))
         print(choices_as_text(of_name))
-        print(best_as_yaml(name, of_name))
+        print(best_as_yaml(name, list(started_trials(search, [name], folder))))

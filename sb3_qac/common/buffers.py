@@ -39,13 +39,15 @@ class DeviceRolloutBuffer(RolloutBuffer):
             self.observations = self._pinned.numpy()
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
-        if not self.generator_ready:
+        assert self.full, ""
+        if not self._rollout:
             # What SB3 does with all arrays. The observations are the large ones, so they are put into order on the device
-            for name in ("actions", "values", "log_probs", "advantages", "returns"):
-                setattr(self, name, self.swap_and_flatten(getattr(self, name)))
-            self.generator_ready = True
+            if not self.generator_ready:
+                for name in ("actions", "values", "log_probs", "advantages", "returns"):
+                    setattr(self, name, self.swap_and_flatten(getattr(self, name)))
+                self.generator_ready = True
             self._rollout = self._send()
-        return super().get(batch_size)
+        yield from super().get(batch_size)
 
     def _send(self) -> tuple[th.Tensor, ...]:
         """:return: the rollout on the device, in the order of ``RolloutBufferSamples``"""

@@ -283,6 +283,7 @@ class QPPO(OnPolicyAlgorithm):
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
         # Update optimizer learning rate
+        current_value("learning_rate", self.lr_schedule, self._current_progress_remaining)
         self._update_learning_rate(self.policy.optimizer)
         # Compute current clip range and entropy coefficient
         clip_range = current_value("clip_range", self.clip_range, self._current_progress_remaining)

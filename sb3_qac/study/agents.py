@@ -30,6 +30,19 @@ from sb3_qac.zoo import register
 FIRST_SEED, N_ENVS = 12345, 50
 
 
+def final_agent(run: Run, folder: Path) -> Path:
+    """
+    :param run: Settings of a run
+    :param folder: Its folder
+    :return: the file of its final agent
+    :raises ValueError: if there is none, or the run is not finished
+    """
+    agent = folder / f"{run.env_id.replace('/', '-')}.zip"
+    if not agent.is_file() or not replace(run, folder=str(folder)).finished:
+        raise ValueError(f"There is no final agent in {folder}: the run is not finished.")
+    return agent
+
+
 @contextlib.contextmanager
 def player_env(run: Run, folder: Path, scratch: Path, n_envs: int = 1) -> Iterator[tuple[VecEnv, Path]]:
     """
@@ -42,9 +55,7 @@ def player_env(run: Run, folder: Path, scratch: Path, n_envs: int = 1) -> Iterat
     """
     with contextlib.redirect_stdout(io.StringIO()):
         manager = StudyManager(replace(run, folder=str(scratch)))
-        agent = folder / f"{manager.env_name}.zip"
-        if not agent.is_file():
-            raise ValueError(f"There is no {agent.name} in {folder}: the run is not finished.")
+        agent = final_agent(run, folder)
         hyperparams, _ = manager.read_hyperparameters()
         _, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_hyperparams(hyperparams)
         # For the statistics of normalised observations, which are stored next to the agent
@@ -111,9 +122,7 @@ def export_agent(folder: Path, output: Path) -> Path:
     register()
     run = read_run(folder)
     name = run.env_id.replace("/", "-")
-    if not (folder / f"{name}.zip").is_file():
-        raise ValueError(f"There is no {name}.zip in {folder}: the run is not finished.")
-    model = ALGOS[run.algo].load(folder / f"{name}.zip", device="cpu")
+    model = ALGOS[run.algo].load(final_agent(run, folder), device="cpu")
     model.tensorboard_log = None
     extractor = model.policy.features_extractor
     if isinstance(extractor, LeanNatureCNN) and extractor.dtype == th.bfloat16:

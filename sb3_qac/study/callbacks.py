@@ -74,6 +74,8 @@ class StatusCallback(BaseCallback):
         super().__init__()
         self.path, self.evaluation = path, evaluation
         self.ended = False
+        # When the status was written last; None before the training
+        self.written: float | None = None
 
     def _on_training_start(self) -> None:
         # Not in the constructor: a resume restores the earlier attributes of callbacks
@@ -96,7 +98,7 @@ class StatusCallback(BaseCallback):
             # With the step of the environments before it, which is short
             self.evaluation_seconds += now - self.last_step
         self.n_evaluations, self.last_step = n_evaluations, now
-        if now - self.written > 2:
+        if self.written is None or now - self.written > 2:
             self.write(finished=False)
         return True
 
@@ -106,10 +108,14 @@ class StatusCallback(BaseCallback):
             self.ended = read_json(self.path.parent / "checkpoints" / "run.json").get("finished", True)
             self.write(finished=False)
 
+    def update(self) -> None:
+        """Write how far the training has come, if it has begun. Called when it has ended, in whatever way."""
+        if self.written is not None:
+            self.write(finished=False)
+
     def finish(self) -> None:
-        """Write that the training has finished, if it has. Called once its model is saved."""
-        if self.ended:
-            self.write(finished=True)
+        """Write that the training has finished. Called once its model is saved."""
+        self.write(finished=True)
 
     def write(self, finished: bool) -> None:
         """:param finished: Whether the training has ended"""

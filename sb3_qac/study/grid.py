@@ -86,7 +86,9 @@ def make_grid(
         name = f"{group}_seed-{seed}"
         run_folder = folder / name if len(env_ids) == 1 else folder / env_id.replace("/", "-") / name
         entries = {**of_group, **(hyperparams or {})}
-        runs.append(Run(name, group, algo, env_id, seed, str(run_folder), entries, config, **settings))
+        # PQN explores in training only, as in its paper
+        greedy = {"deterministic": True} if algo == "pqn" else {}
+        runs.append(Run(name, group, algo, env_id, seed, str(run_folder), entries, config, **{**settings, **greedy}))
     return runs
 
 

@@ -115,7 +115,7 @@ def load_run(folder: Path) -> Record:
     """
     timesteps, returns, lengths = np.zeros(0, dtype=int), np.zeros((0, 1)), None
     # A file that a killed process left half written counts as none
-    damaged = (FileNotFoundError, zipfile.BadZipFile, EOFError)
+    damaged = (FileNotFoundError, zipfile.BadZipFile, EOFError, ValueError)
     with contextlib.suppress(*damaged), open(folder / "evaluations.npz", "rb") as file:
         evaluations = np.load(file)
         timesteps, returns, lengths = evaluations["timesteps"], evaluations["results"], evaluations.get("ep_lengths")

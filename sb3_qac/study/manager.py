@@ -68,8 +68,7 @@ class StudyManager(ExperimentManager):
         self.run = run
         self.save_path = run.folder
         self.params_path = f"{run.folder}/{self.env_name}"
-        # PQN explores in training only, as in its paper
-        self.deterministic_eval = run.deterministic or run.algo == "pqn"
+        self.deterministic_eval = run.deterministic
         self.envs: list[VecEnv] = []
         self.eval_env_wrapper: Callable[[gym.Env], gym.Env] | None = None
         self.is_resumable = self.needs_replay = False

@@ -62,7 +62,9 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
     for record in records:
         record.status["lost"] = record.path in lost or bool(record.status.get("lost"))
     make_folder(output)
-    rows = [row_of(record, f"{output.name}/{part}".rstrip("/")) for part, of_part in parts.items() for record in of_part]
+    rows = [
+        row_of(record, f"{output.resolve().name}/{part}".rstrip("/")) for part, of_part in parts.items() for record in of_part
+    ]
     tables = {
         EVALUATIONS_FILE: ([evaluations_of(record) for record in records if len(record.timesteps)], None),
         CURVES_FILE: ([thinned(record) for record in records if record.curves], "%.5g"),
@@ -189,7 +191,7 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
     :param part: Part of the study, "" for the study itself
     :return: records of its runs; none if there is no such part
     """
-    runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype={"commit": str})
+    runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype={"commit": str, "study": str})
     runs = runs[[study.partition("/")[2] == part for study in runs["study"]]]
     evaluations, curves = (_by_run(folder / name) for name in (EVALUATIONS_FILE, CURVES_FILE))
     diagnoses = json.loads((folder / DIAGNOSIS_FILE).read_text()) if (folder / DIAGNOSIS_FILE).is_file() else {}
@@ -211,7 +213,7 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
     """
     if not (folder / RUNS_FILE).is_file():
         return parts
-    studies = pd.read_csv(folder / RUNS_FILE, usecols=["study"])["study"].unique()
+    studies = pd.read_csv(folder / RUNS_FILE, usecols=["study"], dtype=str)["study"].unique()
     paths = {record.path for records in parts.values() for record in records}
     merged = {}
     for part in sorted({*parts, *(study.partition("/")[2] for study in studies)}):

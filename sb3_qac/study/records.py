@@ -87,9 +87,9 @@ class Record:
 
     @property
     def steps_per_second(self) -> float:
-        """Environment steps per second, evaluations included; nan before the first second."""
-        seconds = self.status.get("seconds", 0.0)
-        return self.status["steps"] / seconds if seconds else float("nan")
+        """Environment steps per second, evaluations included; nan if none is known."""
+        steps, seconds = self.status.get("steps", 0), self.status.get("seconds", 0.0)
+        return steps / seconds if steps and seconds else float("nan")
 
     def steps_to(self, goal: float) -> int | None:
         """

@@ -200,6 +200,18 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+def _actions(records: Sequence[Record]) -> str:
+    """
+    :param records: All runs of a study
+    :return: the actions of their evaluations
+    """
+    greedy = {record.settings["group"]: record.settings["deterministic"] for record in records}
+    if all(greedy.values()):
+        return "the most probable"
+    exceptions = ", ".join(group for group, of_group in greedy.items() if of_group)
+    return f"sampled (but {exceptions}: the most probable)" if exceptions else "sampled"
+
+
 def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
     """
     :param folder: Folder of the study
@@ -209,7 +221,7 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
     """
     records = [record for groups in envs.values() for group in groups.values() for record in group]
     settings = records[0].settings
-    n_episodes, actions = settings["n_eval_episodes"], "the most probable" if settings["deterministic"] else "sampled"
+    n_episodes, actions = settings["n_eval_episodes"], _actions(records)
     several = len(envs) > 1
     lines = [
         f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",

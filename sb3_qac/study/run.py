@@ -65,6 +65,16 @@ class Run:
         return bool(read_json(Path(self.folder, "status.json")).get("finished"))
 
     @property
+    def failed_at_once(self) -> bool:
+        """Whether it failed before its first step, perhaps because of its settings."""
+        folder = Path(self.folder)
+        # The status may be some seconds old if its process was killed
+        begun = read_json(folder / "status.json").get("steps", 0) > 0 or any(
+            not path.name.startswith(f"step-{0:012d}.") for path in folder.glob("checkpoints/step-*")
+        )
+        return (folder / "error.txt").is_file() and not begun
+
+    @property
     def reached(self) -> bool:
         """Whether its last evaluation reached ``stop_return``."""
         last = read_json(Path(self.folder, "status.json")).get("last_evaluation")
@@ -74,12 +84,9 @@ class Run:
 def check_same_run(run: Run) -> None:
     """
     :param run: A run
-    :raises ValueError: if its folder contains a run with other settings, unless that run failed before its first step, perhaps
-        because of them
+    :raises ValueError: if its folder contains a run with other settings, unless that run failed before its first step
     """
-    has_begun = read_json(Path(run.folder, "status.json")).get("steps", 0) > 0
-    failed_at_once = Path(run.folder, "error.txt").is_file() and not has_begun
-    kept = {} if failed_at_once else read_json(Path(run.folder, "run.json"))
+    kept = {} if run.failed_at_once else read_json(Path(run.folder, "run.json"))
     if kept:
         # A setting that its file does not have is newer than the run, and was at its default
         kept = {**{x.name: x.default for x in dataclasses.fields(Run) if x.default is not dataclasses.MISSING}, **kept}

@@ -94,7 +94,7 @@ class Search:
     :param rounds: Its rounds
     :param algorithms: Algorithms by their name in this search
     :param eval_freq: Environment steps between two evaluations
-    :param eval_episodes: Whole episodes of an evaluation, with sampled actions
+    :param eval_episodes: Whole episodes of an evaluation, with sampled actions (PQN: greedy)
     :param seed: Seed of the draws. Algorithms with the same choices get the same draws.
     """
 
@@ -205,6 +205,8 @@ def check_search(search: Search) -> None:
     :raises ValueError: if something in it cannot be used; the message names it
     """
     for name, algorithm in search.algorithms.items():
+        if name == SETTINGS:
+            raise ValueError(f"An algorithm of a search must have another name than {name!r}, which {CANDIDATES_FILE} needs.")
         check_entries(name, algorithm)
     check_references(search.references)
     for name, value in {"eval_freq": search.eval_freq, "eval_episodes": search.eval_episodes}.items():
@@ -579,13 +581,14 @@ def choices_as_text(trials: Sequence[Trial]) -> str:
 def best_as_yaml(name: str, trials: Sequence[Trial]) -> str:
     """
     :param name: Algorithm of the search
-    :param trials: Its standings
-    :return: the entries of the best candidate that replace those of the preset, as YAML; empty if none has a score
+    :param trials: All of its trials
+    :return: the entries of the best candidate that replace those of the preset, as YAML; empty if none has a score. If all of
+        the last round failed, it is the best of the round before.
     """
-    # The first with a score: all of the last round may have failed
-    best = next((trial for trial in trials if not math.isnan(trial.mean)), None)
-    if best is None:
+    scored = [trial for trial in trials if not math.isnan(trial.mean)]
+    if not scored:
         return ""
+    best = max(scored, key=lambda trial: (trial.round, trial.mean))
     comment = f"# {name}: candidate {best.candidate.number}, score {best.mean:.3f} in round {best.round}\n"
     return comment + yaml.safe_dump({name: best.candidate.hyperparams}, sort_keys=False, width=math.inf)
 

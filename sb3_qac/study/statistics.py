@@ -12,7 +12,7 @@ from sb3_qac.study.records import Groups, Record
 
 # As in rliable's own examples: a rank statistic is a thousand times slower than a mean
 N_BOOTSTRAP, N_BOOTSTRAP_OF_RANKS = 10_000, 2_000
-# How far an evaluation may be from the steps for which it was planned, relative to these
+# How far the steps between two evaluations may be from those that were planned, relative to these
 PLANNED_WITHIN = 0.01
 
 
@@ -77,10 +77,13 @@ def planned_steps(record: Record) -> np.ndarray:
         once, an evaluation may take place somewhat earlier: with 128 of them at 99,968 instead of 100,000 steps.
     """
     eval_freq = record.settings.get("eval_freq")
-    if not eval_freq:
+    if not eval_freq or not len(record.timesteps):
         return record.timesteps
-    planned = np.rint(record.timesteps / eval_freq).astype(int) * eval_freq
-    return np.where(np.abs(planned - record.timesteps) <= PLANNED_WITHIN * planned, planned, record.timesteps)
+    # The first evaluation may have been a later one, see `eval_from`
+    between = min([*np.diff(record.timesteps), record.timesteps[0] / max(round(record.timesteps[0] / eval_freq), 1)])
+    if abs(between - eval_freq) > PLANNED_WITHIN * eval_freq:
+        return record.timesteps
+    return np.rint(record.timesteps / between).astype(int) * eval_freq
 
 
 def _at(record: Record, steps: np.ndarray) -> Record:

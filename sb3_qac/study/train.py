@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import traceback
 from collections.abc import Iterator
@@ -41,13 +42,16 @@ def train_run(run: Run) -> str | None:
 def _train_or_tell(run: Run) -> str | None:
     folder = Path(run.folder)
     error_file = folder / "error.txt"
+    if run.failed_at_once:
+        # It may have other settings now
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    error_file.unlink(missing_ok=True)
     try:
         with open(folder / "printed.txt", "a") as printed, contextlib.redirect_stdout(printed):
             _train(run)
     except Exception:
         error_file.write_text(traceback.format_exc())
         return traceback.format_exc(limit=-1).splitlines()[-1]
-    error_file.unlink(missing_ok=True)
     return None
 
 
@@ -64,9 +68,14 @@ def _train(run: Run) -> None:
         try:
             result = manager.setup_experiment()
             assert result is not None
-            manager.learn(result[0])
-            manager.save_trained_model(result[0])
-            manager.status.finish()
+            try:
+                manager.learn(result[0])
+            finally:
+                manager.status.update()
+            # RL Zoo catches Ctrl-C
+            if manager.status.ended:
+                manager.save_trained_model(result[0])
+                manager.status.finish()
         finally:
             for env in manager.envs:
                 env.close()
