@@ -9,6 +9,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_qac import QA2C, QPPO
 from sb3_qac.common.buffers import DeviceRolloutBuffer
+from sb3_qac.resume import ExactCheckpointCallback
 
 
 def settings_of(algorithm):
@@ -62,6 +63,14 @@ def test_every_minibatch_is_that_of_the_buffer_of_sb3(n_envs):
             for name, tensor in expected._asdict().items():
                 assert th.equal(getattr(drawn, name), tensor), name
                 assert getattr(drawn, name).dtype == tensor.dtype
+
+
+def test_training_is_resumed_with_the_other_buffer(tmp_path):
+    """Such as on a machine without a GPU."""
+    for buffer_class in (DeviceRolloutBuffer, None):
+        model = PPO("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, device="cpu", rollout_buffer_class=buffer_class)
+        model.learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
+        assert model.num_timesteps == 32
 
 
 def test_a_rollout_that_is_not_complete_is_refused_and_can_be_completed():

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch as th
 from gymnasium.envs.classic_control import CartPoleEnv
 from joblib._parallel_backends import LokyBackend
 from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -28,6 +29,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import is_wrapped
 
 from sb3_qac.__main__ import main
+from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
@@ -38,7 +40,7 @@ from sb3_qac.study.callbacks import EvaluateFromReturn, StopOnReturn
 from sb3_qac.study.catalogue import STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary
 from sb3_qac.study.loading import load_run
-from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, whole_games
+from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of, whole_games
 from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.study.train import train_run
@@ -585,6 +587,18 @@ def test_life_loss_is_switched_off_in_every_form_of_a_preset():
     assert whole_games([name, "another.Wrapper"]) == [{name: off}, "another.Wrapper"]
     assert whole_games([{name: {"noop_max": 5}}]) == [{name: {"noop_max": 5, **off}}]
     assert whole_games(None) is None
+
+
+@pytest.mark.parametrize(("algo", "for_gpu"), [("qppo", True), ("a2c", True), ("pqn", False)])
+def test_a_rollout_is_sent_once_to_a_gpu(algo, for_gpu, tmp_path, monkeypatch):
+    (run,) = make_grid("CartPole-v1", [algo], [0], tmp_path, **SMALL)
+    with model_of(run) as model:
+        assert not isinstance(model.rollout_buffer, DeviceRolloutBuffer)
+    # The model is made on the CPU all the same
+    monkeypatch.setattr("sb3_qac.study.manager.get_device", lambda device: th.device("cuda"))
+    with model_of(run) as model:
+        assert isinstance(model.rollout_buffer, DeviceRolloutBuffer) == for_gpu
+        model.learn(2 * model.n_steps * model.n_envs)
 
 
 def test_environments_whose_state_cannot_be_seen_are_replayed(tmp_path):

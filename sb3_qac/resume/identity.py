@@ -13,6 +13,8 @@ from sb3_qac.resume.state import equal, is_plain
 
 # Arguments of algorithms that do not change the numbers, or that are compared in another way
 ARGUMENTS_NOT_COMPARED = frozenset({"policy", "policy_kwargs", "env", "learning_rate", "tensorboard_log", "verbose", "device"})
+# Classes that differ from another one only in where they compute
+SAME_AS = {"DeviceRolloutBuffer": "RolloutBuffer"}
 SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
 # What was in effect before an argument existed, by algorithm, where its default is something else
 BEFORE: dict[str, dict[str, Any]] = {"QPPO": {"shrinkage": 0.0}}
@@ -57,7 +59,7 @@ def settings(values: dict[str, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, type):
-            described[name] = value.__name__
+            described[name] = SAME_AS.get(value.__name__, value.__name__)
         elif isinstance(value, SCHEDULES):
             described[name] = [float(value(progress)) for progress in (1.0, 0.5)]
         elif is_plain(value):

@@ -14,13 +14,17 @@ import gymnasium as gym
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import ALGOS, get_wrapper_class
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticCnnPolicy
 from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_qac import QA2C, QPPO
+from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import to_ale_vec_env
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
@@ -83,6 +87,8 @@ class StudyManager(ExperimentManager):
             vec_env_wrapper = to_ale_vec_env
         if self._is_atari and self.run.dtype is not None:
             use_lean_cnn(ALGOS[self.run.algo], hyperparams, self.run.dtype)
+        if get_device(self.run.device).type == "cuda":
+            use_device_buffer(ALGOS[self.run.algo], hyperparams)
         return hyperparams, env_wrapper, callbacks, vec_env_wrapper
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
@@ -135,6 +141,16 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:
         # The same policy, without SB3's conversion of images to floats
         hyperparams["policy"] = PixelActorCriticCnnPolicy
+
+
+def use_device_buffer(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) -> None:
+    """
+    :param algorithm: Algorithm
+    :param hyperparams: Its arguments, changed in place: a rollout is sent to the device once. Those of algorithms with another
+        rollout buffer, and of ``Dict`` observations, are not changed.
+    """
+    if issubclass(algorithm, A2C | PPO | QA2C | QPPO) and hyperparams["policy"] != "MultiInputPolicy":
+        hyperparams.setdefault("rollout_buffer_class", DeviceRolloutBuffer)
 
 
 def is_resumable(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) -> bool:
