@@ -76,6 +76,8 @@ def test_a_run_without_an_agent_is_refused(run, tmp_path):
     folder = tmp_path / "unfinished"
     folder.mkdir()
     (folder / "run.json").write_text(Path(run.folder, "run.json").read_text())
+    # As earlier versions left it after Ctrl-C
+    (folder / "Acrobot-v1.zip").write_bytes(Path(run.folder, "Acrobot-v1.zip").read_bytes())
     for command in (["evaluate", str(folder)], ["export", str(folder), str(tmp_path)]):
         with pytest.raises(SystemExit, match=r"There is no final agent in .*unfinished"):
             main(command)

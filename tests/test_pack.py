@@ -132,7 +132,10 @@ def test_a_study_can_be_packed_into_the_folder_where_the_command_runs(name, live
     for options in ([], ["--add"]):
         assert main(["pack", str(live), "--output", ".", *options]) == 0
     assert len(load_everything(live)) == len(set(pd.read_csv("runs.csv", dtype=str)["study"]))
-    assert [record.name for record in load_pack(folder, "part")] == [record.name for record in load_pack(packed, "part")]
+    # Without parts
+    assert main(["pack", str(live / "part" / "Acrobot-v1"), "--output", "."]) == 0
+    assert main(["pack", str(live / "part" / "Acrobot-v1"), "--output", ".", "--add"]) == 0
+    assert [record.name for record in load_pack(folder)] == [record.name for record in load_pack(packed, "part")]
 
 
 def test_runs_are_added_to_those_that_are_packed_already(live, packed, tmp_path):

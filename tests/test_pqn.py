@@ -192,7 +192,8 @@ def test_non_finite_loss_keeps_the_last_good_update():
 @pytest.mark.parametrize("env_id", [name for name in yaml.safe_load(presets("pqn").read_text()) if "-v" in name])
 def test_a_study_trains_it_with_its_presets(env_id, tmp_path):
     pytest.importorskip("minatar")
-    run, other = make_grid(env_id, ["pqn", "a2c"], [0], tmp_path, n_eval_episodes=1, wandb="disabled", device="cpu")
+    settings = dict(deterministic=False, wandb="disabled", device="cpu")
+    run, other = make_grid(env_id, ["pqn", "a2c"], [0], tmp_path, n_eval_episodes=1, **settings)
     assert run.deterministic and not other.deterministic
     model, _ = (manager := StudyManager(run)).setup_experiment()
     for env in manager.envs:

@@ -1,5 +1,6 @@
 """A study trains its grid, each run once, however often it is started."""
 
+import contextlib
 import functools
 import io
 import json
@@ -30,7 +31,8 @@ from stable_baselines3.common.env_util import is_wrapped
 
 from sb3_qac.__main__ import main
 from sb3_qac.common.buffers import DeviceRolloutBuffer
-from sb3_qac.common.files import read_json
+from sb3_qac.common.curves import CurvesCallback
+from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in
@@ -438,6 +440,57 @@ def test_a_run_that_failed_in_its_first_step_may_have_other_settings(tmp_path, m
     assert read_json(Path(run.folder, "run.json"))["hyperparams"] == {"learning_rate": 1e-4}
 
 
+def test_a_run_that_left_a_checkpoint_has_begun(tmp_path):
+    """Its process may have been killed before it wrote the status, and failed to start again."""
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    checkpoints = make_folder(Path(run.folder, "checkpoints"))
+    Path(run.folder, "error.txt").touch()
+    (checkpoints / f"step-{0:012d}.{0:016x}.safetensors").touch()
+    assert run.failed_at_once
+    (checkpoints / f"step-{1000:012d}.{0:016x}.safetensors").touch()
+    assert not run.failed_at_once
+
+
+def test_settings_that_never_worked_are_forgotten_also_if_the_next_try_is_interrupted(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    assert "Error" in run_study([replace(run, hyperparams={"n_steps": "five"})])[run.folder]
+    with monkeypatch.context() as patch:
+        patch.setattr("sb3_qac.study.train.wandb_run_of", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_study([run])
+    assert run_study([run]) == {} and run.finished
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_the_time_of_a_run_does_not_include_that_between_two_of_its_lives(error, tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    status, clock = Path(run.folder, "status.json"), time.monotonic
+    with monkeypatch.context() as patch:
+        fail_at(patch, 400)
+        run_study([run])
+    before = read_json(status)["seconds"]
+    with monkeypatch.context() as patch:
+        # A day later the training cannot start
+        patch.setattr("sb3_qac.study.callbacks.time.monotonic", lambda: clock() + 86_400)
+        patch.setattr(CurvesCallback, "_on_training_start", Mock(side_effect=error))
+        with contextlib.suppress(KeyboardInterrupt):
+            run_study([run])
+    assert read_json(status)["seconds"] == before > 0
+    assert run_study([run]) == {}
+    assert before < read_json(status)["seconds"] < 3600
+
+
+def test_a_status_that_cannot_be_written_does_not_hide_why_a_training_failed(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+
+    def fail(self):
+        monkeypatch.setattr("sb3_qac.study.callbacks.write_atomically", Mock(side_effect=OSError(28, "No space left")))
+        raise FloatingPointError("the loss is not finite")
+
+    monkeypatch.setattr(A2C, "train", fail)
+    assert "the loss is not finite" in run_study([run])[run.folder]
+
+
 def test_a_run_that_is_tried_again_does_not_count_as_failed(tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
     with monkeypatch.context() as patch:
@@ -464,12 +517,11 @@ def test_an_interrupted_run_has_no_final_agent(tmp_path, monkeypatch):
     folder = Path(run.folder)
     with pytest.raises(ValueError, match=r"There is no final agent in .*a2c_seed-0: the run is not finished"):
         final_agent(run, folder)
-    # Such as earlier versions left
-    (folder / "CartPole-v1.zip").touch()
-    with pytest.raises(ValueError, match="the run is not finished"):
-        final_agent(run, folder)
     assert run_study([run]) == {}
     assert final_agent(run, folder) == folder / "CartPole-v1.zip"
+    (folder / "CartPole-v1.zip").unlink()
+    with pytest.raises(ValueError, match=r"There is no CartPole-v1.zip in .*, although the run is finished"):
+        final_agent(run, folder)
 
 
 def test_a_study_in_an_exception_handler_finishes(tmp_path):

@@ -35,11 +35,13 @@ def final_agent(run: Run, folder: Path) -> Path:
     :param run: Settings of a run
     :param folder: Its folder
     :return: the file of its final agent
-    :raises ValueError: if there is none, or the run is not finished
+    :raises ValueError: if the run is not finished, or its agent is gone
     """
     agent = folder / f"{run.env_id.replace('/', '-')}.zip"
-    if not agent.is_file() or not replace(run, folder=str(folder)).finished:
+    if not replace(run, folder=str(folder)).finished:
         raise ValueError(f"There is no final agent in {folder}: the run is not finished.")
+    if not agent.is_file():
+        raise ValueError(f"There is no {agent.name} in {folder}, although the run is finished.")
     return agent
 
 

@@ -74,8 +74,6 @@ class StatusCallback(BaseCallback):
         super().__init__()
         self.path, self.evaluation = path, evaluation
         self.ended = False
-        # When the status was written last; None before the training
-        self.written: float | None = None
 
     def _on_training_start(self) -> None:
         # Not in the constructor: a resume restores the earlier attributes of callbacks
@@ -98,7 +96,7 @@ class StatusCallback(BaseCallback):
             # With the step of the environments before it, which is short
             self.evaluation_seconds += now - self.last_step
         self.n_evaluations, self.last_step = n_evaluations, now
-        if self.written is None or now - self.written > 2:
+        if now - self.written > 2:
             self.write(finished=False)
         return True
 
@@ -110,8 +108,11 @@ class StatusCallback(BaseCallback):
 
     def update(self) -> None:
         """Write how far the training has come, if it has begun. Called when it has ended, in whatever way."""
-        if self.written is not None:
-            self.write(finished=False)
+        # Unlike the attributes above, a resume does not restore this one before the training starts
+        if self.locals:
+            # It must not hide why the training has ended
+            with contextlib.suppress(OSError):
+                self.write(finished=False)
 
     def finish(self) -> None:
         """Write that the training has finished. Called once its model is saved."""

@@ -205,10 +205,10 @@ def _actions(records: Sequence[Record]) -> str:
     :param records: All runs of a study
     :return: the actions of their evaluations
     """
-    greedy = {record.settings["group"]: record.settings["deterministic"] for record in records}
-    if all(greedy.values()):
+    greedy = [record for record in records if record.settings["deterministic"]]
+    if len(greedy) == len(records):
         return "the most probable"
-    exceptions = ", ".join(group for group, of_group in greedy.items() if of_group)
+    exceptions = ", ".join(dict.fromkeys(record.settings["group"] for record in greedy))
     return f"sampled (but {exceptions}: the most probable)" if exceptions else "sampled"
 
 

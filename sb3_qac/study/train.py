@@ -42,10 +42,6 @@ def train_run(run: Run) -> str | None:
 def _train_or_tell(run: Run) -> str | None:
     folder = Path(run.folder)
     error_file = folder / "error.txt"
-    if run.failed_at_once:
-        # It may have other settings now
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    error_file.unlink(missing_ok=True)
     try:
         with open(folder / "printed.txt", "a") as printed, contextlib.redirect_stdout(printed):
             _train(run)
@@ -64,6 +60,10 @@ def _train(run: Run) -> None:
         # Not the folder: a study can be moved
         del settings["folder"]
         write_atomically(Path(run.folder, "run.json"), json.dumps(settings, indent=1).encode())
+        if run.failed_at_once:
+            # It may have other settings now
+            shutil.rmtree(Path(run.folder, "checkpoints"), ignore_errors=True)
+        Path(run.folder, "error.txt").unlink(missing_ok=True)
         manager = StudyManager(run)
         try:
             result = manager.setup_experiment()
