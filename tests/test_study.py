@@ -646,7 +646,7 @@ def test_a_rollout_is_sent_once_to_a_gpu(algo, for_gpu, tmp_path, monkeypatch):
     (run,) = make_grid("CartPole-v1", [algo], [0], tmp_path, **SMALL)
     with model_of(run) as model:
         assert not isinstance(model.rollout_buffer, DeviceRolloutBuffer)
-    # The model is made on the CPU all the same
+    # The model itself stays on the CPU
     monkeypatch.setattr("sb3_qac.study.manager.get_device", lambda device: th.device("cuda"))
     with model_of(run) as model:
         assert isinstance(model.rollout_buffer, DeviceRolloutBuffer) == for_gpu

@@ -104,7 +104,6 @@ class StatusCallback(BaseCallback):
         # Only if learn ended normally, not if it was interrupted
         if id(sys.exc_info()[1]) == self.exception:
             self.ended = read_json(self.path.parent / "checkpoints" / "run.json").get("finished", True)
-            self.write(finished=False)
 
     def update(self) -> None:
         """Write how far the training has come, if it has begun. Called when it has ended, in whatever way."""
