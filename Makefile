@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ALGO ?= qppo
-STEPS ?= $(if $(filter qppo,$(ALGO)),2000000,15000000)
+STEPS ?= $(if $(filter qppo,$(ALGO)),1000000,15000000)
 SEED ?= $(if $(filter qppo,$(ALGO)),100,0)
 # PyTorch threads of QPPO; the games have as many as there are cores. On an idle machine with two cores, 2 is somewhat faster. With
 # other work on it 2 is many times slower, because the threads wait for each other at every operation
@@ -28,7 +28,7 @@ $(READY): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard startup/*
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tests,docs]"
 	touch $@
 
-train: train-$(ALGO)  ## Train QPPO on Pong until it wins by 18 (STEPS=2000000 SEED=100); ALGO=qa2c: QA2C with RL Zoo (STEPS=15000000)
+train: train-$(ALGO)  ## Train QPPO on Pong until it wins by 18 (STEPS=1000000 SEED=100); ALGO=qa2c: QA2C with RL Zoo (STEPS=15000000)
 
 # It stops at an evaluation of 18. Its folder has the curve and a video.
 PONG := logs/pong-$(STEPS)

@@ -241,6 +241,13 @@ def test_a_run_without_a_speed_has_no_hours_to_its_goal(tmp_path):
     assert "| 1,000 | nan |" in write_report(tmp_path, goal=18, output=tmp_path / "report").read_text()
 
 
+def test_a_return_that_is_not_a_number_is_not_the_best(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[1, 3], [np.nan, 3], [0, 2]])
+    (record,) = load_study(tmp_path)["Game-v0"]["a2c"]
+    assert record.best == 0
+    assert "| 2.00 +/- 1.00 at 1,000 |" in write_report(tmp_path, output=tmp_path / "report").read_text()
+
+
 def test_a_report_names_the_actions_of_the_evaluations(tmp_path):
     write_run(tmp_path, "a2c", 0, [[4, 6]])
     assert "with sampled actions" in markdown(tmp_path, load_study(tmp_path), None)

@@ -106,9 +106,8 @@ def row_of(record: Record, study: str) -> dict[str, Any]:
     )
     row["evaluations"] = len(record.timesteps)
     if len(record.timesteps):
-        best = int(record.means.argmax())
         row["last_evaluation"], row["last_evaluation_error"] = record.means[-1], standard_error(record.returns[-1])
-        row["best_evaluation"], row["best_evaluation_steps"] = record.means[best], record.timesteps[best]
+        row["best_evaluation"], row["best_evaluation_steps"] = record.means[record.best], record.timesteps[record.best]
     row |= {name: record.figures.get(name) for name in FIGURES}
     row["command"] = settings.pop("command", None) or command_of(record.settings)
     if settings.get("config"):

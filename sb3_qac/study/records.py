@@ -61,6 +61,11 @@ class Record:
         return self.returns.mean(axis=1)
 
     @property
+    def best(self) -> int:
+        """Index of the evaluation with the highest mean return. A mean that is not a number is below all others."""
+        return int(np.where(np.isnan(self.means), -np.inf, self.means).argmax())
+
+    @property
     def finished(self) -> bool:
         """Whether it has ended."""
         return bool(self.status.get("finished"))

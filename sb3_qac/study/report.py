@@ -188,9 +188,8 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
     for record in (record for records in groups.values() for record in records):
         last = best = "-"
         if len(record.timesteps):
-            top = int(record.means.argmax())
-            last, best = (f"{record.means[i]:.2f} +/- {standard_error(record.returns[i]):.2f}" for i in (-1, top))
-            best += f" at {record.timesteps[top]:,}"
+            last, best = (f"{record.means[i]:.2f} +/- {standard_error(record.returns[i]):.2f}" for i in (-1, record.best))
+            best += f" at {record.timesteps[record.best]:,}"
         cells = [record.name, record.state, f"{record.status.get('steps', 0):,}", last, best]
         if goal is not None:
             reached, hours = record.steps_to(goal), record.hours_to(goal)
