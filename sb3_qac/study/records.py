@@ -62,7 +62,7 @@ class Record:
 
     @property
     def best(self) -> int:
-        """Index of the evaluation with the highest mean return. A mean that is not a number is below all others."""
+        """Index of the evaluation with the highest mean return. NaN is below all others. There must be one."""
         return int(np.where(np.isnan(self.means), -np.inf, self.means).argmax())
 
     @property
