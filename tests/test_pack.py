@@ -157,6 +157,19 @@ def test_runs_are_added_to_those_that_are_packed_already(live, packed, tmp_path)
     assert set(pd.read_csv(output / "runs.csv")["run"]) < set(pd.read_csv(packed / "runs.csv")["run"])
 
 
+def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_path, capsys):
+    output = shutil.copytree(packed, tmp_path / "cartpole")
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+    other = shutil.copytree(live / "part" / "Acrobot-v1" / "task1_seed-0", tmp_path / "Acrobot-v1" / "task1_seed-0")
+    with pytest.raises(SystemExit, match="task1_seed-0 is a run on Acrobot-v1, but that of this name in .* one on CartPole-v1"):
+        main(["pack", str(other.parent), "--output", str(output), "--add"])
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+    # In the folder of its environment it is another run
+    shutil.move(other, tmp_path / "study" / "Acrobot-v1" / other.name)
+    assert main(["pack", str(tmp_path / "study"), "--output", str(output), "--add"]) == 0
+    assert {"task1_seed-0", "Acrobot-v1/task1_seed-0"} <= set(pd.read_csv(output / "runs.csv")["run"])
+
+
 def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
     output = tmp_path / "cartpole"
     write_pack(load_everything(live), output, ["a2c_seed-1"])

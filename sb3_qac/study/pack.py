@@ -209,14 +209,24 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
     :param parts: Records by part of a study
     :param folder: Folder of a packed study; it need not exist
     :return: these records, and those of the packed study for runs that are not among them
+    :raises ValueError: if runs of two environments have the same path, so that one would replace the other
     """
     if not (folder / RUNS_FILE).is_file():
         return parts
     studies = pd.read_csv(folder / RUNS_FILE, usecols=["study"], dtype=str)["study"].unique()
-    paths = {record.path for records in parts.values() for record in records}
+    added = {record.path: record.settings["env_id"] for records in parts.values() for record in records}
     merged = {}
     for part in sorted({*parts, *(study.partition("/")[2] for study in studies)}):
-        kept = [record for record in load_pack(folder, part) if record.path not in paths]
+        packed = load_pack(folder, part)
+        for record in packed:
+            env_id = record.settings["env_id"]
+            if added.get(record.path, env_id) != env_id:
+                raise ValueError(
+                    f"{record.path} is a run on {added[record.path]}, but that of this name in {folder} is one on {env_id}, "
+                    f"which it would replace. Give another --output, or move the runs into a folder of the study named "
+                    f"{added[record.path].replace('/', '-')}."
+                )
+        kept = [record for record in packed if record.path not in added]
         merged[part] = sorted([*kept, *parts.get(part, [])], key=lambda record: record.path)
     return merged
 
