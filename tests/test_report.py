@@ -304,6 +304,14 @@ def test_a_single_group_is_not_compared(tmp_path):
     assert "interquartile mean" in text and "not corrected" not in text and "\n\n\n" not in text
 
 
+def test_a_single_group_is_not_compared_over_environments(tmp_path):
+    for env_id in ("CartPole-v1", "Acrobot-v1"):
+        for seed in range(2):
+            write_run(tmp_path / env_id, "task1", seed, [[1, 2]], env_id=env_id)
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "## CartPole-v1" in text and "## Over environments" not in text and "\n\n\n" not in text
+
+
 def test_a_folder_without_a_study_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="There is no run of a study in"):
         main(["report", str(tmp_path)])

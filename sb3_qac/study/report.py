@@ -235,7 +235,7 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
         + (STOPPED if any(record.stopped for record in records) else ""),
         "",
     ]
-    if several:
+    if several and any(len(groups) > 1 for groups in envs.values()):
         lines += ["## Over environments", "", *over_environments(envs), ""]
     for env_id, groups in envs.items():
         lines += [f"## {env_id}", ""] if several else []
