@@ -157,7 +157,7 @@ def test_runs_are_added_to_those_that_are_packed_already(live, packed, tmp_path)
     assert set(pd.read_csv(output / "runs.csv")["run"]) < set(pd.read_csv(packed / "runs.csv")["run"])
 
 
-def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_path, capsys):
+def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_path):
     output = shutil.copytree(packed, tmp_path / "cartpole")
     before = {path.name: path.read_bytes() for path in output.iterdir()}
     other = shutil.copytree(live / "part" / "Acrobot-v1" / "task1_seed-0", tmp_path / "Acrobot-v1" / "task1_seed-0")

@@ -310,6 +310,11 @@ def test_a_single_group_is_not_compared_over_environments(tmp_path):
             write_run(tmp_path / env_id, "task1", seed, [[1, 2]], env_id=env_id)
     text = markdown(tmp_path, load_study(tmp_path), None)
     assert "## CartPole-v1" in text and "## Over environments" not in text and "\n\n\n" not in text
+    # A second group that has not been evaluated yet
+    for env_id in ("CartPole-v1", "Acrobot-v1"):
+        write_run(tmp_path / env_id, "a2c", 0, [], env_id=env_id)
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "## Over environments\n\nNot all environments have the same runs yet.\n" in text
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path):

@@ -96,8 +96,6 @@ def improvements(scores: dict[str, np.ndarray]) -> Iterator[str]:
     """
     names = list(scores)
     pairs = {f"{x} over {y}": (scores[x], scores[y]) for i, x in enumerate(names) for y in names[:i]}
-    if not pairs:
-        return
     estimates, intervals = bootstrap(pairs, metrics.probability_of_improvement, N_BOOTSTRAP_OF_RANKS)
     yield "| pair | probability of improvement | 95 % bootstrap interval |"
     yield "|---|---|---|"
@@ -109,12 +107,16 @@ def improvements(scores: dict[str, np.ndarray]) -> Iterator[str]:
 def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
     """
     :param envs: Records by environment
-    :return: lines of Markdown: probabilities of improvement over all environments, if groups and seeds are the same everywhere
+    :return: lines of Markdown: probabilities of improvement over all environments, if groups and seeds are the same
+        everywhere; none if there is only one group
     """
+    if all(len(groups) < 2 for groups in envs.values()):
+        return
     compared = {env_id: common_evaluations(groups) for env_id, groups in envs.items()}
     shapes = {tuple((group, len(records)) for group, records in groups.items()) for groups in compared.values()}
     without = [env_id for env_id, groups in compared.items() if _last_step(groups) is None]
-    if len(shapes) > 1 or without or min(n for _, n in next(iter(shapes))) < 2:
+    shape = next(iter(shapes))
+    if len(shapes) > 1 or without or len(shape) < 2 or min(n for _, n in shape) < 2:
         yield "Not all environments have the same runs yet."
         return
     yield f"The mean over {len(envs)} environments, each at the last evaluation that all its runs have."
@@ -122,7 +124,7 @@ def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
     yield from improvements(
         {
             group: np.array([[record.means[-1] for record in groups[group]] for groups in compared.values()]).T
-            for group, _ in next(iter(shapes))
+            for group, _ in shape
         }
     )
 

@@ -235,8 +235,9 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
         + (STOPPED if any(record.stopped for record in records) else ""),
         "",
     ]
-    if several and any(len(groups) > 1 for groups in envs.values()):
-        lines += ["## Over environments", "", *over_environments(envs), ""]
+    overall = list(over_environments(envs)) if several else []
+    if overall:
+        lines += ["## Over environments", "", *overall, ""]
     for env_id, groups in envs.items():
         lines += [f"## {env_id}", ""] if several else []
         lines += _of_environment(env_id, groups, goal, "###" if several else "##")
