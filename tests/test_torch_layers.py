@@ -317,16 +317,25 @@ def test_minatars_network_sees_grids_with_channels_last():
     assert features[:, 0, 0].tolist() == [1.0] * 16 and features.sum() == 16
 
 
-def test_minatars_network_normalises_its_layers_before_their_relu():
-    network = MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm=True)
+@pytest.mark.parametrize("layer_norm", [None, False, "linear", "all", True])
+def test_minatars_network_normalises_its_layers_before_their_relu(layer_norm):
+    network = MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm=layer_norm)
     grids = (th.rand(3, 10, 10, 4) < 0.1).float()
     hidden = network.cnn[0](grids.permute(0, 3, 1, 2))
-    hidden = th.relu(th.nn.functional.layer_norm(hidden, hidden.shape[1:])).flatten(1)
-    expected = th.relu(th.nn.functional.layer_norm(network.linear[0](hidden), (128,)))
-    th.testing.assert_close(network(grids), expected)
+    if layer_norm in ("all", True):
+        hidden = th.nn.functional.layer_norm(hidden, hidden.shape[1:])
+    hidden = network.linear[0](th.relu(hidden).flatten(1))
+    if layer_norm:
+        hidden = th.nn.functional.layer_norm(hidden, (128,))
+    th.testing.assert_close(network(grids), th.relu(hidden))
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
+def test_an_unknown_place_for_layer_normalisation_is_refused_by_minatars_network():
+    with pytest.raises(ValueError, match="`layer_norm` must be None, 'linear' or 'all', but 'cnn' was given"):
+        MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm="cnn")
+
+
+@pytest.mark.parametrize("layer_norm", [None, "linear", "all"])
 def test_minatars_network_has_one_memory_layout_in_both_directions(layer_norm):
     network = MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm=layer_norm)
     outputs = []

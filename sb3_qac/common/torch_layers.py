@@ -155,15 +155,24 @@ class MinAtarCNN(BaseFeaturesExtractor):
 
     :param observation_space: Observation space, grids with channels last, shape (height, width, channels), at least 3 x 3
     :param features_dim: Number of features
-    :param layer_norm: Whether to normalise each layer before its ReLU, over all its units
-        (PQN, Gallici et al. 2024, https://arxiv.org/abs/2407.04811)
+    :param layer_norm: Where to normalise before the ReLU, over all units of a layer: None or False for nowhere, "linear" for
+        the linear layer, "all" or True for both (PQN, Gallici et al. 2024, https://arxiv.org/abs/2407.04811)
+    :raises ValueError: for another place for layer normalisation
     """
 
-    def __init__(self, observation_space: gym.spaces.Box, features_dim: int = 128, layer_norm: bool = False) -> None:
+    def __init__(
+        self,
+        observation_space: gym.spaces.Box,
+        features_dim: int = 128,
+        layer_norm: Literal["linear", "all"] | bool | None = None,
+    ) -> None:
+        if layer_norm not in (None, False, "linear", "all", True):
+            raise ValueError(f"`layer_norm` must be None, 'linear' or 'all', but {layer_norm!r} was given.")
         super().__init__(observation_space, features_dim)
         height, width, n_channels = observation_space.shape
 
-        cnn_norm, linear_norm = ([nn.GroupNorm(1, 16)], [nn.LayerNorm(features_dim)]) if layer_norm else ([], [])
+        cnn_norm = [nn.GroupNorm(1, 16)] if layer_norm in ("all", True) else []
+        linear_norm = [nn.LayerNorm(features_dim)] if layer_norm else []
         self.cnn = nn.Sequential(nn.Conv2d(n_channels, 16, kernel_size=3), *cnn_norm, nn.ReLU(), nn.Flatten())
         n_flatten = 16 * (height - 2) * (width - 2)
         self.linear = nn.Sequential(nn.Linear(n_flatten, features_dim), *linear_norm, nn.ReLU())
