@@ -154,6 +154,32 @@ def test_a_measurement_that_is_killed_is_told(monkeypatch):
         run_benchmark("CartPole-v1", contenders_of("CartPole-v1", ["a2c"]), [2], seconds=0.1, repeats=1, device="cpu")
 
 
+@pytest.mark.parametrize(("n_measured", "n_complete"), [(1, None), (3, None), (4, 1), (7, 1), (9, 2)])
+def test_after_ctrl_c_the_complete_rounds_are_kept(n_measured, n_complete, tmp_path, monkeypatch, capsys):
+    """A round has two measurements of each of two algorithms."""
+    n_left = iter(range(n_measured, -1, -1))
+
+    def measured(measure, *settings):
+        if next(n_left) == 0:
+            raise KeyboardInterrupt
+        training = measure is measure_training
+        return {"steps_per_second": 1.0} if training else dict.fromkeys(("limit", "environments", "forward", "update"), 1.0)
+
+    monkeypatch.setattr(benchmark, "_in_process", measured)
+    output = tmp_path / "speed.json"
+    command = "benchmark --env CartPole-v1 --algos a2c ppo --n-envs 2 4 --repeats 2 --output".split()
+    with pytest.raises(SystemExit, match="benchmark: interrupted") as stopped:
+        main([*command, str(output)])
+    if n_complete is None:
+        assert not output.exists()
+        return
+    assert str(stopped.value) == f"benchmark: interrupted; {output} has the complete rounds."
+    report = json.loads(output.read_text())
+    assert [row["round"] for row in report["measurements"]] == [0] * 4 + [1] * 4 * (n_complete - 1)
+    printed = capsys.readouterr().out
+    assert "interrupted: complete rounds only" in printed and "2 environments" in printed and "4 environments" not in printed
+
+
 def test_weights_are_prepared_once_for_the_forward_passes(monkeypatch):
     n_converted = []
     convert = LeanNatureCNN._convert

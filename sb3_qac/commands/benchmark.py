@@ -87,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
         sys.exit("benchmark: interrupted" + ("." if args.until_return is None else "; the same command resumes it."))
     benchmark.write_report(report, args.output)
     print(json.dumps(report, indent=1) if args.json else "\n".join(module.tables(report)))
+    if report.get("interrupted"):
+        sys.exit(f"benchmark: interrupted; {args.output} has the complete rounds.")
     return 0
 
 

@@ -226,8 +226,10 @@ def run_benchmark(
     :param seconds: Seconds of one measurement
     :param repeats: Rounds, in each of which everything is measured once
     :param device: PyTorch device
-    :return: the machine, the settings, and the ``measurements``: one row each
+    :return: the machine, the settings, the ``measurements``, one row each, and whether it was ``interrupted``: after Ctrl-C
+        there are the measurements of all complete rounds
     :raises ValueError: if a number is too small, actions are not discrete, or an algorithm cannot be measured
+    :raises KeyboardInterrupt: after Ctrl-C in the first round
     """
     check_number("seconds", seconds, minimum=0.01)
     check_number("repeats", repeats, minimum=1)
@@ -245,22 +247,37 @@ def run_benchmark(
         for measure in (measure_training, measure_parts)
         for contender in contenders
     ]
-    rows = []
-    for round_, n_envs, contender, measure in tqdm(jobs, unit="measurement"):
-        # The time is divided among the three parts
-        time_of_each = seconds if measure is measure_training else seconds / 3
-        # A process for each measurement
-        with ProcessPoolExecutor(1, get_context("spawn"), keep_freed_memory) as executor:
-            try:
-                result = executor.submit(measure, contender, env_id, n_envs, time_of_each, device).result()
-            except BrokenProcessPool:
-                raise ValueError(
-                    f"The process that measured {contender.name} with {n_envs} environments was killed. If the memory was not "
-                    "enough, give fewer environments with `--n-envs`."
-                ) from None
-        rows.append({"round": round_, "n_envs": n_envs, "contender": contender.name, **result})
-    settings = {"env_id": env_id, "seconds": seconds, "repeats": repeats}
+    rows: list[dict[str, Any]] = []
+    interrupted = False
+    try:
+        for round_, n_envs, contender, measure in tqdm(jobs, unit="measurement"):
+            # The time is divided among the three parts
+            time_of_each = seconds if measure is measure_training else seconds / 3
+            result = _in_process(measure, contender, env_id, n_envs, time_of_each, device)
+            rows.append({"round": round_, "n_envs": n_envs, "contender": contender.name, **result})
+    except KeyboardInterrupt:
+        # Contenders are compared within a round
+        n_of_round = 2 * len(contenders)
+        del rows[len(rows) // n_of_round * n_of_round :]
+        if not rows:
+            raise
+        interrupted = True
+    settings = {"env_id": env_id, "seconds": seconds, "repeats": repeats, "interrupted": interrupted}
     return {**settings, **machine_of(device), **presets_of(env_id, contenders), "measurements": rows}
+
+
+def _in_process(
+    measure: Callable[..., dict[str, float]], contender: Contender, env_id: str, n_envs: int, seconds: float, device: str
+) -> dict[str, float]:
+    """:return: the result of ``measure_training`` or ``measure_parts``, called in a process of its own"""
+    with ProcessPoolExecutor(1, get_context("spawn"), keep_freed_memory) as executor:
+        try:
+            return executor.submit(measure, contender, env_id, n_envs, seconds, device).result()
+        except BrokenProcessPool:
+            raise ValueError(
+                f"The process that measured {contender.name} with {n_envs} environments was killed. If the memory was not "
+                "enough, give fewer environments with `--n-envs`."
+            ) from None
 
 
 def presets_of(env_id: str, contenders: Sequence[Contender]) -> dict[str, dict[str, str]]:
@@ -305,7 +322,8 @@ def tables(report: dict[str, Any]) -> Iterator[str]:
     """
     contenders = list(dict.fromkeys(row["contender"] for row in report["measurements"]))
     presets = report.get("presets", {})
-    yield "{env_id}, {processor}, {cores} threads, {device}, {repeats} rounds of {seconds:g} s".format(**report)
+    settings = "{env_id}, {processor}, {cores} threads, {device}, {repeats} rounds of {seconds:g} s".format(**report)
+    yield settings + (", interrupted: complete rounds only" if report.get("interrupted") else "")
     header = "contender | settings | steps/s: median (min - max) | times the first: median (min - max) | limit of its parts"
     for n_envs in sorted({row["n_envs"] for row in report["measurements"]}):
         yield f"\n{n_envs} environments:\n\n| {header} | reached | peak memory |\n{'|---' * 7}|"
