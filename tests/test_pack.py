@@ -220,6 +220,14 @@ def test_curves_are_thinned_to_means_of_consecutive_rows(live):
     assert thinned(dataclasses.replace(record, curves=few))["a"].tolist() == list(range(N_POINTS))
 
 
+def test_the_number_of_points_of_a_curve_can_be_chosen(live, tmp_path):
+    assert main(["pack", str(live), "--output", str(tmp_path), "--points", "2"]) == 0
+    n_rows = pd.read_csv(tmp_path / "curves.csv.gz").groupby("run").size()
+    assert len(n_rows) > 1 and n_rows.max() == 2
+    with pytest.raises(SystemExit, match="pack: `points` must be an integer, at least 1, but 0 was given"):
+        main(["pack", str(live), "--output", str(tmp_path), "--points", "0"])
+
+
 def test_the_command_of_a_run_gives_that_run(tmp_path):
     settings = dict(n_timesteps=7, eval_freq=5, stop_return=18.5, n_eval_episodes=2, deterministic=True, native=False)
     settings.update(eval_from=-20.0, dtype=None, n_threads=2, device="cpu", wandb="disabled")

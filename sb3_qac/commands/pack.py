@@ -24,6 +24,7 @@ def add_parser(commands: Any) -> None:
     pack.add_argument(
         "--lost", nargs="+", default=[], metavar="RUN", help="runs that were lost with their machine, such as a2c_seed-0"
     )
+    pack.add_argument("--points", type=int, default=100, help="points of a run's curves at most (default: 100)")
     pack.set_defaults(run=run)
 
 
@@ -32,15 +33,17 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code
     """
+    from sb3_qac.common.checks import check_integer
     from sb3_qac.study.loading import load_everything
     from sb3_qac.study.pack import add_packed, write_pack
 
     try:
+        check_integer("points", args.points, minimum=1)
         parts = load_everything(args.folder)
         output = args.output or Path("results", args.folder.resolve().name)
         if args.add:
             parts = add_packed(parts, output)
-        for path in write_pack(parts, output, args.lost):
+        for path in write_pack(parts, output, args.lost, args.points):
             print(path)
     except ValueError as error:
         sys.exit(f"pack: {error}")

@@ -47,11 +47,12 @@ OPTIONS = {
 }
 
 
-def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str] = ()) -> list[Path]:
+def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str] = (), n_points: int = N_POINTS) -> list[Path]:
     """
     :param parts: Records by part of the study; "" for the study itself
     :param output: Folder for the files
     :param lost: Paths of runs that were lost with their machine
+    :param n_points: Rows of a run in ``curves.csv.gz`` at most
     :return: the files
     :raises ValueError: if there is no such run
     """
@@ -67,7 +68,7 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
     ]
     tables = {
         EVALUATIONS_FILE: ([evaluations_of(record) for record in records if len(record.timesteps)], None),
-        CURVES_FILE: ([thinned(record) for record in records if record.curves], "%.5g"),
+        CURVES_FILE: ([thinned(record, n_points) for record in records if record.curves], "%.5g"),
     }
     diagnoses = {record.path: record.diagnosis for record in records if record.diagnosis}
     # `runs.csv` comes last: without it, the others are no packed study
@@ -159,15 +160,16 @@ def evaluations_of(record: Record) -> pd.DataFrame:
     )
 
 
-def thinned(record: Record) -> pd.DataFrame:
+def thinned(record: Record, n_points: int = N_POINTS) -> pd.DataFrame:
     """
     :param record: Record of a run with curves
-    :return: its curves, with at most ``N_POINTS`` rows. If there are more, each point is the mean of equally many consecutive
+    :param n_points: Number of rows
+    :return: its curves, with at most ``n_points`` rows. If there are more, each point is the mean of equally many consecutive
         rows, at the steps of the last one.
     """
     table = pd.DataFrame(record.curves).rename_axis("step").reset_index()
-    if len(table) > N_POINTS:
-        groups = np.arange(len(table)) * N_POINTS // len(table)
+    if len(table) > n_points:
+        groups = np.arange(len(table)) * n_points // len(table)
         table = table.groupby(groups).agg({name: "last" if name == "step" else "mean" for name in table})
     table.insert(0, "run", record.path)
     return table
