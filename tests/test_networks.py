@@ -151,6 +151,14 @@ def test_qppo_is_compared_with_its_peers_on_the_same_trunk(env_id, peers, tmp_pa
     assert expected and all(trunk(name) == expected for name in peers)
 
 
+@pytest.mark.filterwarnings("ignore:.*mini-?batch:UserWarning")
+@pytest.mark.parametrize("env_id", [MINATAR, PONG])
+def test_qppo_and_its_variant_on_the_sampled_action_have_the_same_network(env_id, tmp_path):
+    """All of it, normalisation too: they differ in the estimator only."""
+    qppo, sampled = (study_model(name, tmp_path / name, env_id=env_id) for name in ("qppo", "qppo-sampled"))
+    assert shapes(sampled) == shapes(qppo) and repr(sampled.policy) == repr(qppo.policy)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("algorithm", [A2C, QA2C])
 def test_images_come_the_same_way_into_rollouts_updates_and_predict(algorithm, dtype):
