@@ -9,6 +9,7 @@ import torch as th
 
 from sb3_qac import QA2C
 from sb3_qac.__main__ import main
+from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.study.agents import evaluate_agent
 from sb3_qac.study.grid import make_grid, run_study
 
@@ -57,6 +58,23 @@ def test_new_episodes_are_played_and_the_same_ones_again(run):
     assert evaluate_agent(Path(run.folder), 1)["sampled_std"] is None
     with pytest.raises(ValueError, match="`episodes`"):
         evaluate_agent(Path(run.folder), 0)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_atari_games_are_played_in_the_environments_of_the_run(native, tmp_path, monkeypatch):
+    settings = dict(n_timesteps=80, eval_freq=1000, wandb="disabled", device="cpu", native=native)
+    (run,) = make_grid("PongNoFrameskip-v4", ["task1"], [0], tmp_path, **settings)
+    assert run_study([run]) == {}
+    environments = []
+
+    def evaluate(model, env, n_episodes, deterministic, return_episode_rewards):
+        environments.append(env.unwrapped)
+        return [21.0] * n_episodes, None
+
+    monkeypatch.setattr("sb3_qac.study.agents.evaluate_policy", evaluate)
+    assert evaluate_agent(Path(run.folder), 3)["greedy"] == 21.0
+    assert [isinstance(env, AleVecEnv) for env in environments] == [native, native]
+    assert [env.num_envs for env in environments] == [3, 3]
 
 
 def test_an_exported_agent_is_smaller_acts_the_same_and_plays_in_rl_zoo(run, tmp_path, capsys, rl_zoo):

@@ -46,13 +46,17 @@ def final_agent(run: Run, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def player_env(run: Run, folder: Path, scratch: Path, n_envs: int = 1) -> Iterator[tuple[VecEnv, Path]]:
+def player_env(
+    run: Run, folder: Path, scratch: Path, n_envs: int = 1, render_mode: str | None = None
+) -> Iterator[tuple[VecEnv, Path]]:
     """
     :param run: Settings of a run
     :param folder: Its folder
     :param scratch: Folder for temporary files
     :param n_envs: How many environments
-    :return: within it, environments as in the run's evaluations, with rendering, and the final agent's file
+    :param render_mode: "rgb_array" for images, which Atari games give with SB3's environments only; None for the environments
+        of the run's evaluations
+    :return: within it, the environments and the final agent's file
     :raises ValueError: if there is no agent
     """
     with contextlib.redirect_stdout(io.StringIO()):
@@ -62,7 +66,8 @@ def player_env(run: Run, folder: Path, scratch: Path, n_envs: int = 1) -> Iterat
         _, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_hyperparams(hyperparams)
         # For the statistics of normalised observations, which are stored next to the agent
         manager.trained_agent = str(agent)
-        manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": "rgb_array"}
+        if render_mode is not None:
+            manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": render_mode}
         env = manager.create_envs(n_envs, eval_env=True, no_log=True)
     try:
         yield env, agent

@@ -41,7 +41,10 @@ def record_videos(
     run = read_run(folder)
     output = output or folder / "videos"
     returns: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch)) as (env, agent):
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        player_env(run, folder, Path(scratch), render_mode="rgb_array") as (env, agent),
+    ):
         model = ALGOS[run.algo].load(agent, device="cpu")
         make_folder(output)
         for name, deterministic in {"sampled": False, "greedy": True}.items():
