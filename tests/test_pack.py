@@ -22,7 +22,7 @@ from sb3_qac.study.pack import N_POINTS, add_packed, command_of, load_pack, thin
 from sb3_qac.study.report import markdown, write_report
 
 PARTS = {"": 5, "part": 2, "stopped": 1}
-FILES = ["curves.csv.gz", "diagnosis.json", "evaluations.csv.gz", "runs.csv"]
+FILES = ["curves.csv.gz", "diagnosis.json", "evaluations.csv.gz", "runs.csv", "settings.json"]
 
 
 pytestmark = pytest.mark.usefixtures("quick_bootstrap")
@@ -112,6 +112,21 @@ def test_every_run_and_every_episode_has_a_row(packed):
     assert (last["return"] == last["length"]).all()
 
 
+def test_settings_are_written_once_for_all_seeds(live, packed):
+    runs = pd.read_csv(packed / "runs.csv").set_index("run")
+    settings = json.loads((packed / "settings.json").read_text())
+    # The failed run has another gamma. Those of the part have another environment, and that alone is in `runs.csv`
+    assert runs["settings"].nunique() == len(settings) < len(runs)
+    assert runs.loc["task1_seed-0", "settings"] == runs.loc["task1_seed-1", "settings"] != runs.loc["task1_seed-2", "settings"]
+    assert settings[runs.loc["task1_seed-2", "settings"]]["hyperparams"] == {"gamma": -1}
+    original = json.loads((live / "a2c_seed-1" / "run.json").read_text())
+    kept = settings[runs.loc["a2c_seed-1", "settings"]]
+    assert {name: kept[name] for name in ("versions", "machine", "n_timesteps")} == {
+        name: original[name] for name in ("versions", "machine", "n_timesteps")
+    }
+    assert not {"name", "seed", "commit", "env_id"} & set(kept)
+
+
 def test_a_study_is_packed_to_the_same_bytes(live, packed, tmp_path):
     write_pack(load_everything(live), tmp_path / "cartpole")
     for name in FILES:
@@ -121,7 +136,8 @@ def test_a_study_is_packed_to_the_same_bytes(live, packed, tmp_path):
     # What a study no longer has does not stay
     parts = {"": [dataclasses.replace(load_study(live)["CartPole-v1"]["a2c"][0], curves={}, diagnosis=[])]}
     write_pack(parts, tmp_path / "cartpole")
-    assert sorted(path.name for path in (tmp_path / "cartpole").iterdir()) == ["evaluations.csv.gz", "runs.csv"]
+    names = sorted(path.name for path in (tmp_path / "cartpole").iterdir())
+    assert names == ["evaluations.csv.gz", "runs.csv", "settings.json"]
 
 
 @pytest.mark.parametrize("name", ["7", "cartpole"])

@@ -1,7 +1,7 @@
 """
 A study as a few small files instead of a folder for each run, so that a repository can keep it: a row for each run in
-``runs.csv``, a row for each evaluation episode in ``evaluations.csv.gz``, thinned curves in ``curves.csv.gz``, and
-``diagnosis.json``. The same study gives the same bytes.
+``runs.csv``, their settings in ``settings.json``, a row for each evaluation episode in ``evaluations.csv.gz``, thinned curves
+in ``curves.csv.gz``, and ``diagnosis.json``. The same study gives the same bytes.
 """
 
 import json
@@ -19,15 +19,22 @@ from sb3_qac.study.catalogue import TASKS, field_name
 from sb3_qac.study.records import FIGURES, Record
 from sb3_qac.study.statistics import standard_error
 
-RUNS_FILE, EVALUATIONS_FILE, CURVES_FILE, DIAGNOSIS_FILE = (
+RUNS_FILE, SETTINGS_FILE, EVALUATIONS_FILE, CURVES_FILE, DIAGNOSIS_FILE = (
     "runs.csv",
+    "settings.json",
     "evaluations.csv.gz",
     "curves.csv.gz",
     "diagnosis.json",
 )
 # Entries of `run.json` that have a column of their own
-COLUMNS = {"env_id": "environment", "group": "group", "algo": "algo", "seed": "seed", "commit": "commit"}
-JSON_COLUMNS = ("versions", "machine", "settings")
+COLUMNS = {
+    "name": "name",
+    "env_id": "environment",
+    "group": "group",
+    "algo": "algo",
+    "seed": "seed",
+    "commit": "commit",
+}
 # Largest number of rows of a run in `curves.csv.gz`
 N_POINTS = 100
 # The gzip header contains a time: a fixed one gives the same bytes
@@ -71,8 +78,14 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
         CURVES_FILE: ([thinned(record, n_points) for record in records if record.curves], "%.5g"),
     }
     diagnoses = {record.path: record.diagnosis for record in records if record.diagnosis}
+    # Runs of one algorithm on one environment have the same settings. In `runs.csv` is their index
+    settings: list[dict[str, Any]] = []
+    for row in rows:
+        if row["settings"] not in settings:
+            settings.append(row["settings"])
+        row["settings"] = settings.index(row["settings"])
     # `runs.csv` comes last: without it, the others are no packed study
-    names = (*tables, DIAGNOSIS_FILE, RUNS_FILE)
+    names = (*tables, DIAGNOSIS_FILE, SETTINGS_FILE, RUNS_FILE)
     # All files are complete before the first is replaced, because packed runs may be kept nowhere else
     with tempfile.TemporaryDirectory(dir=output) as scratch:
         new = Path(scratch)
@@ -83,20 +96,21 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
         if diagnoses:
             lines = [f"{json.dumps(path)}: {json.dumps(points)}" for path, points in diagnoses.items()]
             (new / DIAGNOSIS_FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        (new / SETTINGS_FILE).write_text(json.dumps(settings, indent=1) + "\n")
         pd.DataFrame(rows).to_csv(new / RUNS_FILE, index=False, lineterminator="\n")
         for name in names:
             if (new / name).is_file():
                 (new / name).replace(output / name)
             else:
                 (output / name).unlink(missing_ok=True)
-    return [output / name for name in (RUNS_FILE, *tables, DIAGNOSIS_FILE) if (output / name).is_file()]
+    return [output / name for name in (RUNS_FILE, SETTINGS_FILE, *tables, DIAGNOSIS_FILE) if (output / name).is_file()]
 
 
 def row_of(record: Record, study: str) -> dict[str, Any]:
     """
     :param record: Record of a run
     :param study: Name of the study
-    :return: its row in ``runs.csv``
+    :return: its row in ``runs.csv``, with ``settings`` that have no column of their own
     """
     settings = dict(record.settings)
     row: dict[str, Any] = {"study": study, "run": record.path}
@@ -114,12 +128,7 @@ def row_of(record: Record, study: str) -> dict[str, Any]:
     if settings.get("config"):
         # The folder is of no use elsewhere
         settings["config"] = Path(settings["config"]).name
-    row |= {name: _json(settings.pop(name, None)) for name in ("versions", "machine")}
-    return {**row, "settings": _json(settings)}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return {**row, "settings": settings}
 
 
 def command_of(settings: dict[str, Any]) -> str:
@@ -196,11 +205,16 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
     runs = runs[[study.partition("/")[2] == part for study in runs["study"]]]
     evaluations, curves = (_by_run(folder / name) for name in (EVALUATIONS_FILE, CURVES_FILE))
     diagnoses = json.loads((folder / DIAGNOSIS_FILE).read_text()) if (folder / DIAGNOSIS_FILE).is_file() else {}
+    settings = json.loads((folder / SETTINGS_FILE).read_text())
     # Numbers and strings of Python, and None where there is none
     rows = [{name: None if pd.isna(x) else x for name, x in row.items()} for row in runs.astype(object).to_dict("records")]
     return [
         _record_of(
-            row, folder, evaluations.get(str(row["run"])), curves.get(str(row["run"])), diagnoses.get(str(row["run"]), [])
+            {**row, "settings": settings[row["settings"]]},
+            folder,
+            evaluations.get(str(row["run"])),
+            curves.get(str(row["run"])),
+            diagnoses.get(str(row["run"]), []),
         )
         for row in rows
     ]
@@ -247,8 +261,7 @@ def _record_of(
     curves: pd.DataFrame | None,
     diagnosis: list[dict[str, Any]],
 ) -> Record:
-    given = {name: json.loads(row[name]) for name in JSON_COLUMNS}
-    settings = {**given.pop("settings"), **given, **{name: row[column] for name, column in COLUMNS.items()}}
+    settings = {**row["settings"], **{name: row[column] for name, column in COLUMNS.items()}}
     state = row["state"]
     status = {"steps": row["steps"], "seconds": row["seconds"], "finished": state in ("finished", "stopped")}
     status |= {"failed": state == "failed", "lost": state == "lost"}

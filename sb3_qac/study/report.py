@@ -318,7 +318,7 @@ def _provenance(records: list[Record]) -> str:
     return (
         f"Versions: {', '.join(sorted(versions))}; commit {', '.join(sorted(commits))}; {'; '.join(sorted(machines))}; "
         f"precision of the network for images: {', '.join(sorted(precisions))}. "
-        "The values of each run are in its `run.json`, or in `runs.csv`."
+        "The values of each run are in its `run.json`, or in `runs.csv` and `settings.json`."
     )
 
 
