@@ -117,7 +117,11 @@ def test_without_a_figure_for_memory_the_table_says_so(tmp_path, monkeypatch):
         (["--env", "ALE/Pong-v5"], "ALE/Pong-v5 skips 4 frames itself"),
         (["--env", "PongNoFramskip-v4"], "Did you mean"),
         (["--seconds", "0"], "`seconds` must be a finite number, at least 0.01, but 0"),
-        (["--env", "Pendulum-v1"], "^benchmark: .*must be `gymnasium.spaces.Discrete`"),
+        (["--env", "Pendulum-v1", "--algos", "ppo"], "^benchmark: `env` must have discrete actions, but those of Pendulum-v1"),
+        (["--algos", "reinforce"], "reinforce cannot be measured: it updates after whole episodes.*`--until-return`"),
+        (["--seeds", "0", "1"], "--seeds is for the time to a return: give `--until-return` too"),
+        (["--eval-freq", "10"], "--eval-freq is for the time to a return"),
+        (["--until-return", "18", "--repeats", "3"], "--repeats is for the speed of training: leave `--until-return` out"),
         (["--repeats", "0"], "`repeats` must be a finite number, at least 1, but 0"),
         (["--n-envs", "16", "0"], "`n_envs` must be a finite number, at least 1, but 0"),
         (["--algos", "a2c", "qpppo"], "There is no algorithm qpppo. There are .*qppo"),
@@ -154,30 +158,38 @@ def test_a_measurement_that_is_killed_is_told(monkeypatch):
         run_benchmark("CartPole-v1", contenders_of("CartPole-v1", ["a2c"]), [2], seconds=0.1, repeats=1, device="cpu")
 
 
-@pytest.mark.parametrize(("n_measured", "n_complete"), [(1, None), (3, None), (4, 1), (7, 1), (9, 2)])
-def test_after_ctrl_c_the_complete_rounds_are_kept(n_measured, n_complete, tmp_path, monkeypatch, capsys):
-    """A round has two measurements of each of two algorithms."""
+@pytest.mark.parametrize(("n_measured", "n_complete"), [(1, None), (7, None), (8, 1), (15, 1), (17, 2)])
+@pytest.mark.parametrize(
+    ("error", "message"), [(KeyboardInterrupt(), "interrupted"), (benchmark.KilledError("It was killed."), "It was killed.")]
+)
+def test_after_ctrl_c_the_complete_rounds_are_kept(error, message, n_measured, n_complete, tmp_path, monkeypatch, capsys):
+    """A round has two measurements of each of two algorithms with each of two numbers of environments."""
     n_left = iter(range(n_measured, -1, -1))
 
     def measured(measure, *settings):
         if next(n_left) == 0:
-            raise KeyboardInterrupt
+            raise error
         training = measure is measure_training
         return {"steps_per_second": 1.0} if training else dict.fromkeys(("limit", "environments", "forward", "update"), 1.0)
 
     monkeypatch.setattr(benchmark, "_in_process", measured)
     output = tmp_path / "speed.json"
-    command = "benchmark --env CartPole-v1 --algos a2c ppo --n-envs 2 4 --repeats 2 --output".split()
-    with pytest.raises(SystemExit, match="benchmark: interrupted") as stopped:
+    command = "benchmark --env CartPole-v1 --algos a2c ppo --n-envs 2 4 --repeats 3 --output".split()
+    # The complete file of an earlier call
+    output.write_text("{}")
+    with pytest.raises(SystemExit, match=f"benchmark: {message}") as stopped:
         main([*command, str(output)])
+    assert output.read_text() == "{}"
+    kept = tmp_path / "speed-interrupted.json"
     if n_complete is None:
-        assert not output.exists()
+        assert not kept.exists()
         return
-    assert str(stopped.value) == f"benchmark: interrupted; {output} has the complete rounds."
-    report = json.loads(output.read_text())
-    assert [row["round"] for row in report["measurements"]] == [0] * 4 + [1] * 4 * (n_complete - 1)
+    assert str(stopped.value) == f"benchmark: {message}; {kept} has the complete rounds."
+    report = json.loads(kept.read_text())
+    assert [row["round"] for row in report["measurements"]] == [0] * 8 + [1] * 8 * (n_complete - 1)
     printed = capsys.readouterr().out
-    assert "interrupted: complete rounds only" in printed and "2 environments" in printed and "4 environments" not in printed
+    assert f"{n_complete} rounds of 20 s, interrupted: complete rounds only" in printed
+    assert "2 environments" in printed and "4 environments" in printed
 
 
 def test_weights_are_prepared_once_for_the_forward_passes(monkeypatch):
@@ -221,7 +233,7 @@ def test_benchmark_measures_everything_in_every_round():
 # ---- until a return ----
 
 
-def test_trainings_stop_at_the_return_and_are_not_repeated(tmp_path, capsys):
+def test_trainings_stop_at_the_return_and_are_not_repeated(tmp_path, capsys, monkeypatch):
     settings = "--env CartPole-v1 --algos a2c qppo --steps 1500 --eval-freq 500 --eval-episodes 2 --seeds 3"
     command = ["benchmark", *settings.split(), "--output", str(tmp_path / "b.json"), "--json", "--until-return"]
     assert main([*command, "8"]) == 0
@@ -241,6 +253,11 @@ def test_trainings_stop_at_the_return_and_are_not_repeated(tmp_path, capsys):
     assert (tmp_path / "b.runs" / "stock" / "qppo_seed-3" / "run.json").is_file()
     with pytest.raises(SystemExit, match=r"other settings in .*`stop_return` is 9\.0, and was 8\.0.*`--output`"):
         main([*command, "9"])
+    monkeypatch.setattr(th, "get_num_threads", lambda: 77)
+    with pytest.raises(
+        SystemExit, match=r"`n_threads` is 77, and was \d+ in .*seconds cannot be compared.*set OMP_NUM_THREADS"
+    ):
+        main([*command, "8"])
 
 
 def test_a_training_that_failed_is_told(tmp_path, monkeypatch):

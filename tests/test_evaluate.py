@@ -86,6 +86,11 @@ def test_an_exported_agent_is_smaller_acts_the_same_and_plays_in_rl_zoo(run, tmp
     obs = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
     models = [QA2C.load(path, device="cpu") for path in (original, kept)]
     assert th.equal(*(th.as_tensor(model.predict(obs, deterministic=True)[0]) for model in models))
+    # Another agent does not replace it
+    before = kept.read_bytes()
+    assert main(["export", run.folder, str(tmp_path)]) == 0
+    assert Path(capsys.readouterr().out.strip()) == tmp_path / "qa2c" / "Acrobot-v1_2" / "Acrobot-v1.zip"
+    assert kept.read_bytes() == before
     enjoy = ["--algo", "qa2c", "--env", "Acrobot-v1", "-f", tmp_path, "--no-render", "-n", 600]
     assert "Episode Reward" in rl_zoo("enjoy", *enjoy, cwd=tmp_path)
 
@@ -99,3 +104,5 @@ def test_a_run_without_an_agent_is_refused(run, tmp_path):
     for command in (["evaluate", str(folder)], ["export", str(folder), str(tmp_path)]):
         with pytest.raises(SystemExit, match=r"There is no final agent in .*unfinished"):
             main(command)
+    with pytest.raises(SystemExit, match=r"^evaluate: There is no run of a study in .*run.json"):
+        main(["evaluate", str(folder / "run.json")])

@@ -140,14 +140,15 @@ def test_a_study_is_packed_to_the_same_bytes(live, packed, tmp_path):
     assert names == ["evaluations.csv.gz", "runs.csv", "settings.json"]
 
 
-@pytest.mark.parametrize("name", ["7", "cartpole"])
+@pytest.mark.parametrize("name", ["7", "None", "cartpole"])
 def test_a_study_can_be_packed_into_the_folder_where_the_command_runs(name, live, packed, tmp_path, monkeypatch):
     folder = tmp_path / name
     folder.mkdir()
     monkeypatch.chdir(folder)
     for options in ([], ["--add"]):
         assert main(["pack", str(live), "--output", ".", *options]) == 0
-    assert len(load_everything(live)) == len(set(pd.read_csv("runs.csv", dtype=str)["study"]))
+    assert len(load_everything(live)) == len(set(pd.read_csv("runs.csv", dtype=str, keep_default_na=False)["study"]))
+    assert len(load_study(folder)) == 1
     # Without parts
     assert main(["pack", str(live / "part" / "Acrobot-v1"), "--output", "."]) == 0
     assert main(["pack", str(live / "part" / "Acrobot-v1"), "--output", ".", "--add"]) == 0
@@ -180,10 +181,13 @@ def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_p
     with pytest.raises(SystemExit, match="task1_seed-0 is a run on Acrobot-v1, but that of this name"):
         main(["pack", str(other.parent), "--output", str(output), "--add"])
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
-    # In the folder of its environment it is another run
+    # In the folder of its environment it is another run. The same run in two places is refused
     shutil.move(other, tmp_path / "study" / "Acrobot-v1" / other.name)
     assert main(["pack", str(tmp_path / "study"), "--output", str(output), "--add"]) == 0
     assert {"task1_seed-0", "Acrobot-v1/task1_seed-0"} <= set(pd.read_csv(output / "runs.csv")["run"])
+    shutil.move(tmp_path / "study" / "Acrobot-v1" / other.name, tmp_path / "moved" / "again_seed-0")
+    with pytest.raises(SystemExit, match="are both the run of all-action on Acrobot-v1 with seed 0, and would count twice"):
+        main(["pack", str(tmp_path / "moved"), "--output", str(output), "--add"])
 
 
 def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):

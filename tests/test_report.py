@@ -380,6 +380,50 @@ def test_every_number_of_the_analysis_is_computed(study):
     assert "## Analysis" in report and "| 1,000 | sampled, baseline |" in report
 
 
+def test_a_policy_without_variance_is_left_out_of_the_ratios(study):
+    """One that has collapsed to one action."""
+    write_run(study, "task2", 0, [[1, 1], [18, 18]])
+    collapsed = diagnosis(2000, 0.0, 0.0, 0.0, 0.0, 0.0, None)
+    path = study / "task1_seed-0" / "diagnosis.json"
+    path.write_text(json.dumps([diagnosis(1000, 3e-7, 9.0, 1.0, 1.0, 30.0, 0.5), collapsed]))
+    text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
+    assert "divides the variance by 9" in text and "On 1 network of these runs" in text and "has 30 times" in text
+    path.write_text(json.dumps([collapsed]))
+    text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
+    assert "have no variance: the policies are deterministic" in text and "divides the variance" not in text
+
+
+def test_each_environment_has_the_stopping_return_of_its_runs(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[0, 2], [10, 12]], env_id="One-v0")
+    write_run(tmp_path, "task1", 0, [[0, 2], [10, 12]], env_id="One-v0", stop_return=10)
+    write_run(tmp_path, "a2c", 1, [[-9, -7, -5]], env_id="Two-v0", stop_return=-20)
+    settings = tmp_path / "a2c_seed-1" / "run.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "n_eval_episodes": 3}))
+    text = write_report(tmp_path).read_text()
+    one, two = text.split("## Two-v0\n")
+    assert "steps to 10 |" in one and "| 2,000 |" in one and "steps to -20" not in one
+    assert "steps to -20 |" in two and "| 1,000 |" in two
+    assert "Each evaluation is 2 or 3 whole episodes" in one
+    assert "steps to 7 |" in write_report(tmp_path, goal=7).read_text()
+
+
+def test_runs_with_different_hyperparameters_are_told(tmp_path):
+    """As after a change of a preset, or with another file of the same name."""
+    config = "!!python/object/apply:collections.OrderedDict\n- - - n_epochs\n    - {}\n  - - n_timesteps\n    - {}\n"
+    for seed, n_epochs in enumerate((10, 10, 2)):
+        run = write_run(tmp_path, "qppo", seed, [[0, 2]])
+        (run / "Game-v0").mkdir()
+        # Not the steps, which `--steps` may have replaced
+        (run / "Game-v0" / "config.yml").write_text(config.format(n_epochs, 1000 * seed))
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert (
+        "**The runs of qppo on Game-v0 have different hyperparameters:** "
+        "n_epochs is 10 (qppo_seed-0), 10 (qppo_seed-1), 2 (qppo_seed-2).\n" in text
+    )
+    shutil.rmtree(tmp_path / "qppo_seed-2")
+    assert "different hyperparameters" not in markdown(tmp_path, load_study(tmp_path), None)
+
+
 def test_a_difference_in_steps_is_written_out(tmp_path):
     late = [[0, 0]] * 19 + [[18, 18]]
     for group, seed, returns in [("a2c", 0, late), ("a2c", 1, late), ("task1", 0, [[18, 18]] * 20), ("task1", 1, late)]:

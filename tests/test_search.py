@@ -370,6 +370,16 @@ def test_a_damaged_copy_is_refused_by_name_and_stays(tmp_path, monkeypatch, name
     assert path.read_text() == damaged and len(training.calls) == 1
 
 
+def test_a_table_without_its_candidates_is_refused(tmp_path, monkeypatch):
+    search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
+    monkeypatch.setattr(module, "run_study", FakeTraining())
+    run_search(search, ["a2c"], tmp_path)
+    shutil.rmtree(tmp_path / "round-1")
+    (tmp_path / module.CANDIDATES_FILE).unlink()
+    with pytest.raises(ValueError, match=r"has search\.csv, but no candidates\.yml.*Add that file, or choose another"):
+        run_search(search, ["a2c"], tmp_path)
+
+
 def test_a_search_begins_with_an_empty_table_and_with_older_candidates(tmp_path, monkeypatch):
     search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
     for text in ("", "\n", ",".join(module.COLUMNS) + "\n"):
@@ -484,6 +494,7 @@ def changed(algorithm=None, **content):
         (changed(rounds=[{"candidates": 2, "seeds": [], "steps": 200}]), "at least one seed"),
         (changed(rounds=[]), "at least one round"),
         (changed(references={}), "at least one reference"),
+        (changed(seed=1.5), "`seed` must be an integer, at least 0, but 1.5"),
         ({**CONTENT, "algorithms": {}}, "at least one algorithm"),
         (changed(round=3), "unexpected keyword argument 'round'"),
         ({"rounds": []}, "has no entry 'algorithms'"),

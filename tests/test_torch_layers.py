@@ -168,6 +168,8 @@ def test_layers_are_normalised_before_their_relu(layer_norm, dtype):
 
 
 def test_an_unknown_place_for_layer_normalisation_is_refused():
+    with pytest.raises(ValueError, match="`layer_norm` must be False or True, but 'linear' was given"):
+        SharedMlp(spaces.Box(0, 1, (4,)), layer_norm="linear")
     with pytest.raises(ValueError, match="`layer_norm` must be None, 'linear' or 'all', but True was given"):
         make(LeanNatureCNN, layer_norm=True)
 

@@ -45,8 +45,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         help="numbers of environments; default: 16, and with --until-return that of the preset",
     )
-    benchmark.add_argument("--seconds", type=float, default=20, help="duration of one measurement in seconds")
-    benchmark.add_argument("--repeats", type=int, default=5, help="rounds in which everything is measured once")
+    benchmark.add_argument("--seconds", type=float, help="duration of one measurement in seconds (default: 20)")
+    benchmark.add_argument("--repeats", type=int, help="rounds in which everything is measured once (default: 5)")
     benchmark.add_argument("--device", default="cpu", help="PyTorch device")
     benchmark.add_argument("--output", type=Path, default=Path("benchmark.json"), help="JSON file to write")
     benchmark.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -59,11 +59,11 @@ def add_parser(commands: Any) -> None:
         "(benchmark.runs), and the same command resumes them",
     )
     until.add_argument(
-        "--steps", type=int, default=1_000_000, help="environment steps after which a training ends in any case"
+        "--steps", type=int, help="environment steps after which a training ends in any case (default: 1,000,000)"
     )
-    until.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="seeds of each algorithm")
+    until.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm (default: 0)")
     until.add_argument("--eval-freq", type=int, help="environment steps between two evaluations; default: a 20th of --steps")
-    until.add_argument("--eval-episodes", type=int, default=30, help="whole episodes in an evaluation, played in parallel")
+    until.add_argument("--eval-episodes", type=int, help="whole episodes in an evaluation, played in parallel (default: 30)")
     benchmark.set_defaults(run=run)
 
 
@@ -85,10 +85,12 @@ def run(args: argparse.Namespace) -> int:
         sys.exit(f"benchmark: {error}")
     except KeyboardInterrupt:
         sys.exit("benchmark: interrupted" + ("." if args.until_return is None else "; the same command resumes it."))
-    benchmark.write_report(report, args.output)
+    # The output of an earlier call may be complete
+    output = args.output.with_stem(f"{args.output.stem}-interrupted") if report.get("interrupted") else args.output
+    benchmark.write_report(report, output)
     print(json.dumps(report, indent=1) if args.json else "\n".join(module.tables(report)))
     if report.get("interrupted"):
-        sys.exit(f"benchmark: interrupted; {args.output} has the complete rounds.")
+        sys.exit(f"benchmark: {report['interrupted']}; {output} has the complete rounds.")
     return 0
 
 
@@ -108,7 +110,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     make_folder(args.output.absolute().parent)
     contenders = contenders_of(args.env, args.algos, args.variants)
     if args.until_return is None:
-        return run_benchmark(args.env, contenders, args.n_envs or [16], args.seconds, args.repeats, args.device)
+        for option in ("steps", "seeds", "eval_freq", "eval_episodes"):
+            if getattr(args, option) is not None:
+                raise ValueError(f"--{option.replace('_', '-')} is for the time to a return: give `--until-return` too.")
+        return run_benchmark(
+            args.env,
+            contenders,
+            args.n_envs or [16],
+            20.0 if args.seconds is None else args.seconds,
+            5 if args.repeats is None else args.repeats,
+            args.device,
+        )
+    for option in ("seconds", "repeats"):
+        if getattr(args, option) is not None:
+            raise ValueError(f"--{option} is for the speed of training: leave `--until-return` out, or this option.")
     if args.n_envs is not None and len(args.n_envs) > 1:
         raise ValueError(f"`n-envs` must be one number with --until-return, but {args.n_envs} was given.")
     keep_freed_memory()
@@ -117,10 +132,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         contenders,
         args.until_return,
         args.output.with_suffix(".runs"),
-        args.seeds,
-        args.steps,
+        args.seeds or [0],
+        1_000_000 if args.steps is None else args.steps,
         args.eval_freq,
         None if args.n_envs is None else args.n_envs[0],
-        n_eval_episodes=args.eval_episodes,
+        n_eval_episodes=30 if args.eval_episodes is None else args.eval_episodes,
         device=args.device,
     )

@@ -51,5 +51,5 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}

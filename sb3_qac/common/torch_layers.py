@@ -10,6 +10,8 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureC
 from torch import nn
 from torch.nn import functional as F
 
+from sb3_qac.common.checks import check_choice
+
 
 class _SameAsNatureCNN(type):
     """
@@ -223,11 +225,13 @@ class SharedMlp(BaseFeaturesExtractor):
     :param features_dim: Number of units of each layer
     :param n_layers: Number of layers
     :param layer_norm: Whether to normalise each layer before its activation function
+    :raises ValueError: if ``layer_norm`` is neither True nor False
     """
 
     def __init__(
         self, observation_space: gym.Space, features_dim: int = 128, n_layers: int = 2, layer_norm: bool = False
     ) -> None:
+        check_choice("layer_norm", layer_norm, (False, True))
         super().__init__(observation_space, features_dim)
         n_inputs = get_flattened_obs_dim(observation_space)
         norms: list[type[nn.Module]] = [nn.LayerNorm] if layer_norm else []

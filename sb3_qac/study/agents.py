@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from rl_zoo3.utils import ALGOS
+from rl_zoo3.utils import ALGOS, get_latest_run_id
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
@@ -119,7 +119,7 @@ def export_agent(folder: Path, output: Path) -> Path:
     """
     Write the final agent of a run as a small file, where RL Zoo's ``enjoy`` and ``record_video`` find it. The file is
     compressed and has no optimizer state. Layers that a bfloat16 network rounds before use are stored already rounded. The
-    agent plays exactly the same.
+    agent plays exactly the same. Agents that are there already stay.
 
     :param folder: Folder of a finished run of a study
     :param output: RL Zoo's folder of logs
@@ -136,7 +136,9 @@ def export_agent(folder: Path, output: Path) -> Path:
         # Not the first layer: it is divided by 255 before it is rounded
         for parameter in [*extractor.cnn[2:].parameters(), *extractor.linear.parameters()]:
             parameter.data = parameter.data.to(th.bfloat16)
-    kept = make_folder(output / run.algo / f"{name}_1") / f"{name}.zip"
+    # As RL Zoo numbers trainings. `enjoy` plays the last one
+    number = get_latest_run_id(str(output / run.algo), name) + 1
+    kept = make_folder(output / run.algo / f"{name}_{number}") / f"{name}.zip"
     shutil.copytree(
         folder / name, kept.with_suffix(""), dirs_exist_ok=True, ignore=shutil.ignore_patterns("args.yml", "command.txt")
     )

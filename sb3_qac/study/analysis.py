@@ -2,7 +2,7 @@
 The text of a report. Every number in it is computed. A difference is significant if its 95 % interval over seeds excludes 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,13 +189,18 @@ def _ways_to(pair: Groups, goal: float) -> Iterator[str]:
 def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:
     found = [point["estimators"] for record in diagnosed for point in record.diagnosis]
     differences = [x["all-action, baseline"]["difference"] for x in found]
-    ratios = [x["sampled"]["variance"] / x["sampled, baseline"]["variance"] for x in found]
+    ratios = _ratios((x["sampled"]["variance"], x["sampled, baseline"]["variance"]) for x in found)
     yield (
         "**What the baseline does.** The probabilities of a state sum to 1, so grad sum_a pi(a|s) V~(s) = V~(s) grad 1 = 0: "
         f"a baseline cannot change the all-action gradient. On {len(found)} networks of these runs, the gradients with and "
-        f"without it differ by {_range(differences, '.1e')} of their length: rounding errors. For the sampled estimator, "
-        f"the baseline divides the variance by {_range(ratios, '.3g')}."
+        f"without it differ by {_range(differences, '.1e')} of their length: rounding errors. "
+        + (f"For the sampled estimator, the baseline divides the variance by {_range(ratios, '.3g')}." if ratios else "")
     )
+
+
+def _ratios(variances: Iterable[tuple[float, float]]) -> list[float]:
+    """:return: the ratio of each pair. A policy that has collapsed to one action has no variance, and no ratio."""
+    return [one / other for one, other in variances if other > 0]
 
 
 def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
@@ -203,11 +208,13 @@ def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
     points = [point for record in diagnosed for point in record.diagnosis if point["steps"] > 0]
     if points:
         weight, exact = ([x["estimators"][name] for x in points] for name in (A2C_WEIGHT, ALL_ACTION))
-        ratios = [x["variance"] / y["variance"] for x, y in zip(weight, exact, strict=True)]
+        ratios = _ratios((x["variance"], y["variance"]) for x, y in zip(weight, exact, strict=True))
         yield (
-            f"**Why.** On {len(points)} network{'s' if len(points) > 1 else ''} of these runs after the start, the gradient "
+            f"**Why.** On {len(ratios)} network{'s' if len(ratios) > 1 else ''} of these runs after the start, the gradient "
             f"with A2C's weight has {_range(ratios, '.3g')} times the variance of the all-action gradient on the same "
             "rollouts. The all-action gradient relies on its critic instead."
+            if ratios
+            else "**Why.** The gradients of these runs after the start have no variance: the policies are deterministic."
         )
         yield (
             "The cosine between the two expected gradients is 1 if the critic is right. Here it is "

@@ -25,6 +25,7 @@ import gymnasium as gym
 import numpy as np
 import stable_baselines3
 import torch as th
+from gymnasium import spaces
 from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import get_device, obs_as_tensor
@@ -34,6 +35,7 @@ from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checks import check_action_space, check_number
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
+from sb3_qac.reinforce import REINFORCE
 from sb3_qac.study.callbacks import ConstantWeightsCallback
 from sb3_qac.study.catalogue import BENCHMARKED, VARIANTS
 from sb3_qac.study.grid import make_grid
@@ -216,6 +218,10 @@ def _peak_memory() -> dict[str, float]:
     return {"peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
 
 
+class KilledError(ValueError):
+    """A process that measured was killed."""
+
+
 def run_benchmark(
     env_id: str, contenders: Sequence[Contender], n_envs_list: Sequence[int], seconds: float, repeats: int, device: str
 ) -> dict[str, Any]:
@@ -226,9 +232,10 @@ def run_benchmark(
     :param seconds: Seconds of one measurement
     :param repeats: Rounds, in each of which everything is measured once
     :param device: PyTorch device
-    :return: the machine, the settings, the ``measurements``, one row each, and whether it was ``interrupted``: after Ctrl-C
-        there are the measurements of all complete rounds
-    :raises ValueError: if a number is too small, actions are not discrete, or an algorithm cannot be measured
+    :return: the machine, the settings, the ``measurements``, one row each, and what ``interrupted`` it: after Ctrl-C, or if a
+        process was killed, there are the measurements of all complete rounds
+    :raises ValueError: if a number is too small, actions are not discrete, an algorithm cannot be measured, or a process was
+        killed in the first round
     :raises KeyboardInterrupt: after Ctrl-C in the first round
     """
     check_number("seconds", seconds, minimum=0.01)
@@ -236,32 +243,41 @@ def run_benchmark(
     for n_envs in n_envs_list:
         check_number("n_envs", n_envs, minimum=1)
     with contextlib.closing(gym.make(env_id)) as env:
+        if not isinstance(env.action_space, spaces.Discrete):
+            raise ValueError(f"`env` must have discrete actions, but those of {env_id} are {env.action_space}.")
         check_action_space(env.action_space)
     for contender in contenders:
-        if not is_resumable(ALGOS[contender.run(env_id, Path()).algo], {}):
+        algorithm = ALGOS[contender.run(env_id, Path()).algo]
+        if not is_resumable(algorithm, {}):
             raise ValueError(f"{contender.algo} cannot be measured: only on-policy algorithms without an LSTM can.")
+        if issubclass(algorithm, REINFORCE):
+            raise ValueError(
+                f"{contender.algo} cannot be measured: it updates after whole episodes, which are not equally long. "
+                "Measure the time to a return, with `--until-return`."
+            )
     jobs = [
         (round_, n_envs, contender, measure)
-        for n_envs in n_envs_list
         for round_ in range(repeats)
+        for n_envs in n_envs_list
         for measure in (measure_training, measure_parts)
         for contender in contenders
     ]
     rows: list[dict[str, Any]] = []
-    interrupted = False
+    interrupted = None
     try:
         for round_, n_envs, contender, measure in tqdm(jobs, unit="measurement"):
             # The time is divided among the three parts
             time_of_each = seconds if measure is measure_training else seconds / 3
             result = _in_process(measure, contender, env_id, n_envs, time_of_each, device)
             rows.append({"round": round_, "n_envs": n_envs, "contender": contender.name, **result})
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, KilledError) as error:
         # Contenders are compared within a round
-        n_of_round = 2 * len(contenders)
-        del rows[len(rows) // n_of_round * n_of_round :]
+        n_of_round = len(jobs) // repeats
+        repeats = len(rows) // n_of_round
+        del rows[repeats * n_of_round :]
         if not rows:
             raise
-        interrupted = True
+        interrupted = str(error) or "interrupted"
     settings = {"env_id": env_id, "seconds": seconds, "repeats": repeats, "interrupted": interrupted}
     return {**settings, **machine_of(device), **presets_of(env_id, contenders), "measurements": rows}
 
@@ -274,7 +290,7 @@ def _in_process(
         try:
             return executor.submit(measure, contender, env_id, n_envs, seconds, device).result()
         except BrokenProcessPool:
-            raise ValueError(
+            raise KilledError(
                 f"The process that measured {contender.name} with {n_envs} environments was killed. If the memory was not "
                 "enough, give fewer environments with `--n-envs`."
             ) from None

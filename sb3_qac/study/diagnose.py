@@ -185,7 +185,8 @@ def diagnose_run(
     run = read_run(folder)
     if run.algo not in DIAGNOSED:
         raise ValueError(
-            f"{folder} is a run of {run.algo}, which has no critic Q(s, a). Only {' and '.join(DIAGNOSED)} can be diagnosed."
+            f"{folder} is a run of {run.algo}, but only runs of {' and '.join(DIAGNOSED)} can be diagnosed: they have "
+            "an actor and a critic Q(s, a)."
         )
     if n_states:
         # The state of the C++ environments cannot be cloned. SB3's have the same games

@@ -35,6 +35,8 @@ COLUMNS = {
     "seed": "seed",
     "commit": "commit",
 }
+# An empty field is no value. Not "None" or "NA", which may be the name of a study
+NO_VALUE = [""]
 # Largest number of rows of a run in `curves.csv.gz`
 N_POINTS = 100
 # The gzip header contains a time: a fixed one gives the same bytes
@@ -61,12 +63,14 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
     :param lost: Paths of runs that were lost with their machine
     :param n_points: Rows of a run in ``curves.csv.gz`` at most
     :return: the files
-    :raises ValueError: if there is no such run
+    :raises ValueError: if there is no such run, or a run is there twice
     """
     records = [record for of_part in parts.values() for record in of_part]
     unknown = set(lost) - {record.path for record in records}
     if unknown:
         raise ValueError(f"There is no run {', '.join(sorted(unknown))} among {', '.join(x.path for x in records)}.")
+    for of_part in parts.values():
+        check_different_runs(of_part)
     for record in records:
         record.status["lost"] = record.path in lost or bool(record.status.get("lost"))
     make_folder(output)
@@ -78,12 +82,7 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
         CURVES_FILE: ([thinned(record, n_points) for record in records if record.curves], "%.5g"),
     }
     diagnoses = {record.path: record.diagnosis for record in records if record.diagnosis}
-    # Runs of one algorithm on one environment have the same settings. In `runs.csv` is their index
-    settings: list[dict[str, Any]] = []
-    for row in rows:
-        if row["settings"] not in settings:
-            settings.append(row["settings"])
-        row["settings"] = settings.index(row["settings"])
+    settings = shared_settings(rows)
     # `runs.csv` comes last: without it, the others are no packed study
     names = (*tables, DIAGNOSIS_FILE, SETTINGS_FILE, RUNS_FILE)
     # All files are complete before the first is replaced, because packed runs may be kept nowhere else
@@ -104,6 +103,35 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
             else:
                 (output / name).unlink(missing_ok=True)
     return [output / name for name in (RUNS_FILE, SETTINGS_FILE, *tables, DIAGNOSIS_FILE) if (output / name).is_file()]
+
+
+def check_different_runs(records: Sequence[Record]) -> None:
+    """
+    :param records: Records of a part of a study
+    :raises ValueError: if two are runs of the same algorithm with the same seed on the same environment
+    """
+    paths: dict[tuple[Any, ...], str] = {}
+    for record in records:
+        env_id, group, seed = (record.settings[name] for name in ("env_id", "group", "seed"))
+        other = paths.setdefault((env_id, group, seed), record.path)
+        if other != record.path:
+            raise ValueError(
+                f"{other} and {record.path} are both the run of {group} on {env_id} with seed {seed}, and would count twice. "
+                "If one is a copy of the other, delete it. Otherwise move it into a folder of its own, as another part."
+            )
+
+
+def shared_settings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """
+    :param rows: Results of ``row_of``; their ``settings`` are replaced by an index
+    :return: the settings without repetition: runs of one algorithm that differ in their seed only have the same
+    """
+    settings: list[dict[str, Any]] = []
+    for row in rows:
+        if row["settings"] not in settings:
+            settings.append(row["settings"])
+        row["settings"] = settings.index(row["settings"])
+    return settings
 
 
 def row_of(record: Record, study: str) -> dict[str, Any]:
@@ -173,8 +201,8 @@ def thinned(record: Record, n_points: int = N_POINTS) -> pd.DataFrame:
     """
     :param record: Record of a run with curves
     :param n_points: Number of rows
-    :return: its curves, with at most ``n_points`` rows. If there are more, each point is the mean of equally many consecutive
-        rows, at the steps of the last one.
+    :return: its curves, with at most ``n_points`` rows. If there are more, each point is the mean of about equally many
+        consecutive rows, at the steps of the last one.
     """
     table = pd.DataFrame(record.curves).rename_axis("step").reset_index()
     if len(table) > n_points:
@@ -201,7 +229,8 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
     :param part: Part of the study, "" for the study itself
     :return: records of its runs; none if there is no such part
     """
-    runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype={"commit": str, "study": str})
+    text = dict.fromkeys(("study", "run", "name", "environment", "group", "algo", "commit"), str)
+    runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype=text, keep_default_na=False, na_values=NO_VALUE)
     runs = runs[[study.partition("/")[2] == part for study in runs["study"]]]
     evaluations, curves = (_by_run(folder / name) for name in (EVALUATIONS_FILE, CURVES_FILE))
     diagnoses = json.loads((folder / DIAGNOSIS_FILE).read_text()) if (folder / DIAGNOSIS_FILE).is_file() else {}
@@ -229,7 +258,7 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
     """
     if not (folder / RUNS_FILE).is_file():
         return parts
-    studies = pd.read_csv(folder / RUNS_FILE, usecols=["study"], dtype=str)["study"].unique()
+    studies = pd.read_csv(folder / RUNS_FILE, usecols=["study"], dtype=str, keep_default_na=False)["study"].unique()
     added = {record.path: record.settings["env_id"] for records in parts.values() for record in records}
     merged = {}
     for part in sorted({*parts, *(study.partition("/")[2] for study in studies)}):
@@ -250,7 +279,7 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
 def _by_run(path: Path) -> dict[str, pd.DataFrame]:
     if not path.is_file():
         return {}
-    table = pd.read_csv(path, float_precision="round_trip", dtype={"run": str})
+    table = pd.read_csv(path, float_precision="round_trip", dtype={"run": str}, keep_default_na=False, na_values=NO_VALUE)
     return {str(run): of_run for run, of_run in table.groupby("run", sort=False)}
 
 

@@ -215,17 +215,18 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
     """
     :param folder: Folder of the study
     :param envs: Records by environment
-    :param goal: Mean return of an evaluation that counts as solved; None for none
+    :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
     :return: the report
     """
     records = [record for groups in envs.values() for group in groups.values() for record in group]
-    settings = records[0].settings
-    n_episodes, actions = settings["n_eval_episodes"], _actions(records)
+    n_episodes = " or ".join(map(str, sorted({record.settings["n_eval_episodes"] for record in records})))
+    actions = _actions(records)
     several = len(envs) > 1
     lines = [
         f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",
         "",
         *_unfinished(records),
+        *_different(envs),
         "![evaluations](evaluations.png)",
         "",
         f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores. "
@@ -240,7 +241,7 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
         lines += ["## Over environments", "", *overall, ""]
     for env_id, groups in envs.items():
         lines += [f"## {env_id}", ""] if several else []
-        lines += _of_environment(env_id, groups, goal, "###" if several else "##")
+        lines += _of_environment(env_id, groups, _stop_return(groups) if goal is None else goal, "###" if several else "##")
     if has_curves(envs):
         lines += ["## In training", "", "![curves](curves.png)", ""]
         lines += ["Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds.", ""]
@@ -252,6 +253,12 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
         _provenance(records),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _stop_return(groups: Groups) -> float | None:
+    """:return: the return at which runs of an environment were stopped; None if there is none, or more than one"""
+    goals = {record.settings.get("stop_return") for records in groups.values() for record in records} - {None}
+    return goals.pop() if len(goals) == 1 else None
 
 
 def _evaluated_from(records: list[Record]) -> str:
@@ -271,6 +278,24 @@ def _unfinished(records: list[Record]) -> list[str]:
         return []
     named = ", ".join(unfinished) if len(unfinished) <= 10 else f"{len(unfinished)} of {len(records)} runs"
     return [f"**Unfinished:** {named}. This report covers their data so far.", ""]
+
+
+def _different(envs: dict[str, Groups]) -> list[str]:
+    """:return: a warning for each group whose runs do not have the same hyperparameters, as after a change of a preset"""
+    lines = []
+    for env_id, groups in envs.items():
+        for group, records in groups.items():
+            found = [record.settings.get("resolved_hyperparams") or {} for record in records]
+            # The number of steps of a preset, which `--steps` may have replaced
+            names = {name for hyperparams in found for name in hyperparams} - {"n_timesteps"}
+            parts = [
+                f"{name} is " + ", ".join(f"{x.get(name)} ({record.name})" for x, record in zip(found, records, strict=True))
+                for name in sorted(names)
+                if any(x.get(name) != found[0].get(name) for x in found if x)
+            ]
+            if parts:
+                lines += [f"**The runs of {group} on {env_id} have different hyperparameters:** {'; '.join(parts)}.", ""]
+    return lines
 
 
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
@@ -325,14 +350,12 @@ def _provenance(records: list[Record]) -> str:
 def write_report(folder: Path, goal: float | None = None, output: Path | None = None) -> Path:
     """
     :param folder: Folder of a study, packed or not
-    :param goal: Mean return of an evaluation that counts as solved; if None, the study's stopping return, if any
+    :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
     :param output: Folder for the report; the folder of the study if None
     :return: the Markdown file; an HTML file and the images are in the same folder
     :raises ValueError: if there is no run in the folder
     """
     envs = load_study(folder)
-    if goal is None:
-        goal = next(iter(next(iter(envs.values())).values()))[0].settings.get("stop_return")
     output = make_folder(output or folder)
     draw_evaluations(envs, output / "evaluations")
     if has_curves(envs):

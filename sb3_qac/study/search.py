@@ -211,6 +211,7 @@ def check_search(search: Search) -> None:
     check_references(search.references)
     for name, value in {"eval_freq": search.eval_freq, "eval_episodes": search.eval_episodes}.items():
         check_integer(name, value, minimum=1)
+    check_integer("seed", search.seed, minimum=0)
     for name in ("references", "algorithms", "rounds"):
         if not getattr(search, name):
             raise ValueError(f"A search has at least one {name[:-1]}, but `{name}` is empty.")
@@ -449,6 +450,11 @@ def check_same_candidates(search: Search, folder: Path) -> None:
     if not (table := read_table(folder)):
         return
     before, now = read_candidates(folder), yaml.safe_load(candidates_as_yaml(search))
+    if not before:
+        raise ValueError(
+            f"{folder} has {RUNS_FILE}, but no {CANDIDATES_FILE}, which says what its candidates were. "
+            "Add that file, or choose another `--output`."
+        )
     # Older files do not have them
     settings_before, settings = before.get(SETTINGS, now[SETTINGS]), now[SETTINGS]
     for (name, candidate, number, env_id, seed), row in table.items():

@@ -38,7 +38,7 @@ def run_until_return(
     :param n_envs: Number of environments; None for that of the preset
     :param settings: Further settings of ``Run``
     :return: the machine, the settings, and the ``measurements``: one row for each training
-    :raises ValueError: if a number is too small, or a training failed
+    :raises ValueError: if a number is too small, a training failed, or one was begun with other threads or on another device
     """
     check_number("steps", n_timesteps, minimum=1)
     if eval_freq is not None and eval_freq > n_timesteps:
@@ -58,12 +58,28 @@ def run_until_return(
         for seed in seeds
         for contender in contenders
     }
+    for run in runs.values():
+        check_same_speed(run)
     failed = run_study(list(runs.values()))
     if failed:
         raise ValueError("; ".join(f"{run} failed: {reason}" for run, reason in failed.items()))
     rows = [{"contender": name, "seed": seed, **measured(run)} for (name, seed), run in runs.items()]
     asked = {"env_id": env_id, "until_return": goal, "steps": n_timesteps, "eval_freq": settings["eval_freq"]}
     return {**asked, **machine_of(settings.get("device", "auto")), **presets_of(env_id, contenders), "measurements": rows}
+
+
+def check_same_speed(run: Run) -> None:
+    """
+    :param run: A run
+    :raises ValueError: if its folder has one with other threads or on another device, whose seconds cannot be compared
+    """
+    kept = read_json(Path(run.folder, "run.json"))
+    for name, how in {"n_threads": "set OMP_NUM_THREADS", "device": "give `--device`"}.items():
+        if kept and kept[name] != getattr(run, name):
+            raise ValueError(
+                f"`{name}` is {getattr(run, name)!r}, and was {kept[name]!r} in {run.folder}, so the seconds cannot be "
+                f"compared. To use that run, {how} as before, or choose another `--output`."
+            )
 
 
 def measured(run: Run) -> dict[str, Any]:
