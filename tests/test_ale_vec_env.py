@@ -127,6 +127,22 @@ def test_another_ale_py_is_refused_with_the_assumption_that_does_not_hold(change
         AleVecEnv(PONG)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "minimum"),
+    [
+        ("n_envs", 0, 1),
+        ("n_envs", 2.5, 1),
+        ("noop_max", -1, 0),
+        ("frame_skip", 0, 1),
+        ("screen_size", 0, 1),
+        ("num_threads", -1, 0),
+    ],
+)
+def test_numbers_that_would_end_the_process_or_hang_are_refused(name, value, minimum):
+    with pytest.raises(ValueError, match=f"`{name}` must be an integer, at least {minimum}, but {value} was given"):
+        AleVecEnv(PONG, **{name: value})
+
+
 def play(env, n_steps, seed=0):
     """:return: one (reward, done, info) of environment 0 for each step, with random actions"""
     env.reset()

@@ -104,5 +104,9 @@ def test_a_run_without_an_agent_is_refused(run, tmp_path):
     for command in (["evaluate", str(folder)], ["export", str(folder), str(tmp_path)]):
         with pytest.raises(SystemExit, match=r"There is no final agent in .*unfinished"):
             main(command)
+    with pytest.raises(
+        SystemExit, match=r"^export: There is no run of a study in .*It is a study; its runs are task1_seed-0\."
+    ):
+        main(["export", str(Path(run.folder).parent), str(tmp_path)])
     with pytest.raises(SystemExit, match=r"^evaluate: There is no run of a study in .*run.json"):
         main(["evaluate", str(folder / "run.json")])

@@ -300,6 +300,19 @@ def test_a_folder_without_runs_is_refused(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["pack", "report"])
+def test_a_run_is_no_study(command, live, tmp_path):
+    with pytest.raises(
+        SystemExit, match=rf"{command}: .*a2c_seed-0 is a run of a study, not a study. Name the folder.*cartpole"
+    ):
+        main([command, str(live / "a2c_seed-0"), "--output", str(tmp_path / "out")])
+    damaged = tmp_path / "study" / "a2c_seed-0" / "status.json"
+    shutil.copytree(live / "a2c_seed-0", damaged.parent)
+    damaged.write_text("{")
+    with pytest.raises(SystemExit, match=rf"{command}: .*status.json is damaged: Expecting property name"):
+        main([command, str(tmp_path / "study"), "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("command", ["pack", "report"])
 def test_a_file_is_no_folder_for_the_output(command, live, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(SystemExit, match=rf"^{command}: .*file cannot be made a folder \(File exists\). Name another one."):

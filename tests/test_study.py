@@ -19,6 +19,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch as th
+import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 from joblib._parallel_backends import LokyBackend
 from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -604,6 +605,60 @@ def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
     path.write_text(json.dumps({**status, "seconds": 2000.0}))
     assert train_run(run) is None
     assert run.finished and 2000 < read_json(path)["seconds"] < 2100
+
+
+def test_a_finished_run_with_other_hyperparameters_is_refused(tmp_path):
+    """The file was edited. An unfinished run is refused by its checkpoint."""
+    path, entries = tmp_path / "mine.yml", dict(n_timesteps=16, policy="MlpPolicy", n_steps=8, n_envs=1)
+    path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.1}}))
+    grid = functools.partial(
+        make_grid, "CartPole-v1", ["qa2c"], folder=tmp_path, config=str(path), **{**SMALL, "n_timesteps": 16}
+    )
+    assert run_study(grid(seeds=[0])) == {} == run_study(grid(seeds=[0]))
+    path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.5, "n_timesteps": 99}}))
+    with pytest.raises(
+        ValueError, match=r"qa2c_seed-0 is a finished run with other.*: `ent_coef` is 0\.5, and was 0\.1\. Its"
+    ):
+        run_study(grid(seeds=[0, 1]))
+    assert not (tmp_path / "qa2c_seed-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"mine\.yml has no hyperparameters by environment"),
+        ("- 1", r"mine\.yml has no hyperparameters by environment"),
+        ("a: [1", r"mine\.yml is not a YAML file.*expected ',' or ']'"),
+        ("Acrobot-v1: {n_envs: 1}", "Hyperparameters not found for qa2c-CartPole-v1"),
+        ("CartPole-v1: {n_envs: 1}", "has no entry 'n_timesteps' for CartPole-v1"),
+        ("CartPole-v1: {n_timesteps: 1}", "has no entry 'policy' for CartPole-v1"),
+        ("CartPole-v1: {n_timesteps: 1, ent_ceof: 1}", r"the entry 'ent_ceof' for CartPole-v1.*argument of QA2C \(.*ent_coef"),
+    ],
+)
+def test_a_file_of_hyperparameters_is_checked_before_any_training(text, message, tmp_path):
+    path = tmp_path / "mine.yml"
+    path.write_text(text)
+    command = ["study", "CartPole-v1", "--algos", "qa2c", "--conf-file", str(path), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=f"(?s)^study: .*{message}"):
+        main(command)
+    assert not list((tmp_path / "out").rglob("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cuda"], "`device` is 'cuda', but PyTorch finds no GPU. Use 'cpu', or 'auto'"),
+        (["--device", "gpu"], "`device` must be 'auto', 'cpu' or 'cuda'.* but 'gpu' was given"),
+        (["--seeds", "99999999999"], "`seeds` must be a finite number, between 0 and 4.*e.09, but 99999999999"),
+    ],
+)
+def test_what_every_run_would_fail_by_is_refused_at_the_start(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(th.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=message):
+        main(["study", "cartpole", *arguments, "--output", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="ALE/Pong-v5 skips 4 frames itself"):
+        main(["study", "ALE/Pong-v5", "--output", str(tmp_path / "out")])
+    assert not list((tmp_path / "out").rglob("run.json"))
 
 
 # RL Zoo's PPO for Pendulum has state-dependent exploration

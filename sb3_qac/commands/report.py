@@ -13,7 +13,7 @@ def add_parser(commands: Any) -> None:
     report = commands.add_parser(
         "report",
         help="write the report of a study: curves, a table, statistics over seeds",
-        description="Writes report.md, report.html and their images. Needs the extra: pip install 'sb3_qac[report]'",
+        description="Writes report.md, report.html and their images. Needs the extra `report`: pip install '.[report]'",
         formatter_class=HelpFormatter,
     )
     report.add_argument("folder", type=Path, help="folder of the study")
@@ -36,5 +36,5 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         sys.exit(f"report: {error}")
     except ImportError as error:
-        sys.exit(f"report: {error}. Install what it needs with: pip install 'sb3_qac[report]'")
+        sys.exit(f"report: {error}. Install what it needs with: pip install '.[report]', in the checkout")
     return 0

@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
     study.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="address of a Ray cluster to run on instead, auto for the one of this machine; needs the extra sb3_qac[ray], "
+        help="address of a Ray cluster to run on instead, auto for the one of this machine; needs the extra ray, "
         "and an output folder that all machines of the cluster share",
     )
     study.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         sys.exit("study: interrupted; the same command resumes it.")
     except ImportError as error:
-        sys.exit(f"study: {error}. Install what --ray needs with: pip install 'sb3_qac[ray]'")
+        sys.exit(f"study: {error}. Install what --ray needs with: pip install '.[ray]', in the checkout")
     except (ValueError, ConnectionError) as error:
         sys.exit(f"study: {error}")
     print_results(runs, args.json)
@@ -172,4 +172,4 @@ def check_ladder(algos: Sequence[str] | None) -> None:
         sys.exit(f"study: the ladder has no rung {', '.join(algos)}. There are {', '.join(RUNGS)}.")
     missing = [name for name in ("markdown", "matplotlib", "rliable") if find_spec(name) is None]
     if missing:
-        sys.exit(f"study: the ladder's page needs {', '.join(missing)}: pip install 'sb3_qac[report]'")
+        sys.exit(f"study: the ladder's page needs {', '.join(missing)}: pip install '.[report]', in the checkout")

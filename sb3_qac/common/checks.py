@@ -67,8 +67,9 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
     except (TypeError, OverflowError):
         allowed = False
     if not allowed:
-        limits = f"at least {minimum:g}" if maximum == math.inf else f"between {minimum:g} and {maximum:g}"
-        raise ValueError(f"`{name}` must be a finite number, {limits}, but {value!r} was given.")
+        limits = f", at least {minimum:g}" if maximum == math.inf else f", between {minimum:g} and {maximum:g}"
+        limits = "" if (minimum, maximum) == (-math.inf, math.inf) else limits
+        raise ValueError(f"`{name}` must be a finite number{limits}, but {value!r} was given.")
 
 
 def check_integer(name: str, value: Any, minimum: int) -> None:
@@ -92,6 +93,24 @@ def check_max_grad_norm(value: Any) -> float:
         return math.inf
     check_number("max_grad_norm", value)
     return value
+
+
+def check_device(device: str) -> None:
+    """
+    :param device: PyTorch device, or "auto"
+    :raises ValueError: if there is no such device. SB3 would use the CPU instead of a GPU that is not there.
+    """
+    # Not at the top: commands check numbers before they import PyTorch, which takes seconds
+    import torch as th
+
+    if device == "auto":
+        return
+    try:
+        kind = th.device(device).type
+    except RuntimeError:
+        raise ValueError(f"`device` must be 'auto', 'cpu' or 'cuda', perhaps 'cuda:0', but {device!r} was given.") from None
+    if kind == "cuda" and not th.cuda.is_available():
+        raise ValueError(f"`device` is {device!r}, but PyTorch finds no GPU. Use 'cpu', or 'auto' for a GPU if there is one.")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

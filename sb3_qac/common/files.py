@@ -48,8 +48,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     :param path: JSON file
     :return: its content; empty if there is no such file
+    :raises ValueError: if it is damaged
     """
     try:
         return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}.") from None
     except (FileNotFoundError, NotADirectoryError):
         return {}

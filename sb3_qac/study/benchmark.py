@@ -32,7 +32,7 @@ from stable_baselines3.common.utils import get_device, obs_as_tensor
 from tqdm.auto import tqdm
 
 from sb3_qac.common.allocator import keep_freed_memory
-from sb3_qac.common.checks import check_action_space, check_number
+from sb3_qac.common.checks import check_action_space, check_device, check_number
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.reinforce import REINFORCE
@@ -238,6 +238,7 @@ def run_benchmark(
         killed in the first round
     :raises KeyboardInterrupt: after Ctrl-C in the first round
     """
+    check_device(device)
     check_number("seconds", seconds, minimum=0.01)
     check_number("repeats", repeats, minimum=1)
     for n_envs in n_envs_list:

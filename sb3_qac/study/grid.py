@@ -1,7 +1,11 @@
 """A grid of trainings: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
 
+import contextlib
 import importlib.util
+import inspect
+import io
 import itertools
+import json
 import logging
 import math
 import os
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
@@ -20,14 +25,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
-from sb3_qac.common.checks import check_integer, check_number
+from sb3_qac.common.checks import check_device, check_integer, check_number
 from sb3_qac.common.files import read_json
+from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
+from sb3_qac.study.loading import ConfigLoader
+from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.train import train_run
 from sb3_qac.study.workers import train_in_processes
 from sb3_qac.zoo import register
 
+# Entries of RL Zoo's presets that it does not pass on to the algorithm
+ZOO_ENTRIES = {"n_envs", "normalize", "frame_stack", "env_wrapper", "vec_env_wrapper", "env_kwargs", "monitor_kwargs"}
+# Those that it changes before it passes them on, or reads itself, and that a search cannot set
+OTHER_ENTRIES = {"n_timesteps", "callback", "noise_type", "noise_std"}
 # How often a run is retried after its machine is lost, and how many seconds a run has to write its last checkpoint
 RAY_RETRIES, RAY_GRACE = 10, 60
 # With more runs than this, the table shows only active ones
@@ -59,6 +71,8 @@ def make_grid(
     env_ids = study_of(env).env_ids
     for env_id in env_ids:
         _check_env(env_id)
+        if is_atari(gym.spec(env_id)) and settings.get("native", True):
+            game_arguments(gym.spec(env_id))
     # What is given twice, maybe by both of its names, is trained once
     groups = list(dict.fromkeys(map(field_name, groups)))
     seeds = list(dict.fromkeys(seeds))
@@ -78,6 +92,8 @@ def make_grid(
             check_number(name, settings[name], minimum=-math.inf)
     for seed in seeds:
         check_integer("seeds", seed, minimum=0)
+        check_number("seeds", seed, maximum=2**32 - 1)
+    check_device(settings.get("device", "auto"))
     runs = []
     for env_id, group, seed in itertools.product(env_ids, groups, seeds):
         algo, of_group = TASKS.get(group, (group, {}))
@@ -94,11 +110,63 @@ def make_grid(
 
 def _check_env(env_id: str) -> None:
     if env_id.startswith("MinAtar/") and importlib.util.find_spec("minatar") is None:
-        raise ValueError(f"{env_id} needs the package minatar: pip install 'sb3_qac[minatar]'")
+        raise ValueError(f"{env_id} needs the package minatar: pip install '.[minatar]', in the checkout")
     try:
         gym.spec(env_id)
     except gym.error.Error as error:
-        raise ValueError(f"{error} Short names are {', '.join(STUDIES)}.") from None
+        raise ValueError(f"{str(error).rstrip('.')}. Short names are {', '.join(STUDIES)}.") from None
+
+
+def check_hyperparams(runs: Sequence[Run]) -> None:
+    """
+    :param runs: Runs of a study
+    :raises ValueError: if their file with hyperparameters cannot be used, or a finished run had other ones, because the preset
+        or the file has changed since
+    """
+    known: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        # Reading the file takes longer than all else
+        key = json.dumps([run.algo, run.env_id, run.config, run.hyperparams], sort_keys=True, default=str)
+        if key not in known:
+            known[key] = _hyperparams_of(run)
+        now, path = known[key], Path(run.folder, run.env_id.replace("/", "-"), "config.yml")
+        if not (run.finished and path.is_file()):
+            continue
+        before = yaml.load(path.read_text(), ConfigLoader)
+        different = [
+            f"`{name}` is {now.get(name)!r}, and was {before.get(name)!r}"
+            for name in sorted({*now, *before} - {"n_timesteps"})
+            if now.get(name) != before.get(name)
+        ]
+        if different:
+            raise ValueError(
+                f"{run.folder} is a finished run with other hyperparameters: {'; '.join(different)}. Its preset or its file "
+                "has changed since. Restore that, or give another folder with `--output`."
+            )
+
+
+def _hyperparams_of(run: Run) -> dict[str, Any]:
+    manager = StudyManager(run)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            hyperparams, _ = manager.read_hyperparameters()
+    except yaml.YAMLError as error:
+        raise ValueError(f"{manager.config} is not a YAML file: {error}") from None
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{manager.config} has no hyperparameters by environment: {error}.") from None
+    algorithm = ALGOS[run.algo]
+    arguments = inspect.signature(algorithm).parameters
+    allowed = ZOO_ENTRIES | OTHER_ENTRIES | set(arguments)
+    unknown = [name for name in hyperparams if name not in allowed]
+    if unknown:
+        raise ValueError(
+            f"{manager.config} has the entry {unknown[0]!r} for {run.env_id}, which is neither an argument of "
+            f"{algorithm.__name__} ({', '.join(arguments)}) nor one of {', '.join(sorted(ZOO_ENTRIES | OTHER_ENTRIES))}."
+        )
+    missing = [name for name in ("n_timesteps", "policy") if name not in hyperparams]
+    if missing:
+        raise ValueError(f"{manager.config} has no entry {missing[0]!r} for {run.env_id}.")
+    return hyperparams
 
 
 def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:
@@ -110,11 +178,13 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
     :param ray_address: Address of a Ray cluster to run them on instead, "auto" for the one of this machine. The folders of
         the runs must be the same on all of its machines.
     :return: what went wrong, by the folder of the run
-    :raises ValueError: if a folder contains a run with other settings
+    :raises ValueError: if a folder contains a run with other settings or hyperparameters, or a file with hyperparameters
+        cannot be used
     :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
     """
     for run in runs:
         check_same_run(run)
+    check_hyperparams(runs)
     pending = [run for run in runs if not run.finished]
     failed: dict[str, str] = {}
     console = Console(stderr=True)

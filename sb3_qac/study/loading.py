@@ -40,6 +40,7 @@ def load_study(folder: Path) -> dict[str, Groups]:
     :return: records of all runs that were started, by environment and group, in the order of their seeds
     :raises ValueError: if there are none
     """
+    _check_no_run(folder)
     records = [replace(load_run(path), path=key) for key, path in runs_of(folder).items()]
     pack = find_pack(folder)
     if not records and pack is not None:
@@ -49,6 +50,13 @@ def load_study(folder: Path) -> dict[str, Groups]:
             f"There is no run of a study in {folder}. `python -m sb3_qac study ... --output {folder}` makes some."
         )
     return by_environment(records)
+
+
+def _check_no_run(folder: Path) -> None:
+    if (folder / "run.json").is_file():
+        raise ValueError(
+            f"{folder} is a run of a study, not a study. Name the folder that contains it, {folder.resolve().parent}."
+        )
 
 
 def by_environment(records: Sequence[Record]) -> dict[str, Groups]:
@@ -84,6 +92,7 @@ def load_everything(folder: Path) -> dict[str, list[Record]]:
         folder for another study inside it, such as "lin_7e-4"
     :raises ValueError: if there are none
     """
+    _check_no_run(folder)
     parts: dict[str, list[Record]] = {}
     for path in sorted(folder.glob("**/run.json")):
         if path.parent.name == "checkpoints":

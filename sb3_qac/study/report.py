@@ -1,6 +1,7 @@
 """The report of a study, finished or not: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
 
 import io
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, statistics
 from sb3_qac.study.diagnose import tables as diagnosis_tables
@@ -355,6 +357,8 @@ def write_report(folder: Path, goal: float | None = None, output: Path | None = 
     :return: the Markdown file; an HTML file and the images are in the same folder
     :raises ValueError: if there is no run in the folder
     """
+    if goal is not None:
+        check_number("goal", goal, minimum=-math.inf)
     envs = load_study(folder)
     output = make_folder(output or folder)
     draw_evaluations(envs, output / "evaluations")

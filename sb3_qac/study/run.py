@@ -119,7 +119,10 @@ def read_run(folder: Path) -> Run:
     """
     settings = read_json(folder / "run.json")
     if not settings:
-        raise ValueError(f"There is no run of a study in {folder}.")
+        runs = ", ".join(sorted(path.parent.name for path in folder.glob("*/run.json")))
+        raise ValueError(
+            f"There is no run of a study in {folder}." + (f" It is a study; its runs are {runs}." if runs else "")
+        )
     known = {field.name: settings[field.name] for field in dataclasses.fields(Run) if field.name in settings}
     if known.get("config") and not Path(known["config"]).is_file():
         raise ValueError(f"The hyperparameters of {folder} were those of {known['config']}, which no longer exists.")

@@ -23,7 +23,7 @@ from rl_zoo3.utils import ALGOS
 from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.study.catalogue import STUDIES, TASKS
-from sb3_qac.study.grid import make_grid, run_study
+from sb3_qac.study.grid import ZOO_ENTRIES, make_grid, run_study
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import presets, register
@@ -34,8 +34,6 @@ COLUMNS = ["algo", "candidate", "round", "env", "seed", "steps", "return", "scor
 SETTINGS = "search"
 # The score of a run is the mean of its last evaluations
 N_LAST = 2
-# Entries of RL Zoo's presets that it does not pass on to the algorithm
-ZOO_ENTRIES = {"n_envs", "normalize", "frame_stack", "env_wrapper", "vec_env_wrapper", "env_kwargs", "monitor_kwargs"}
 
 
 @dataclass(frozen=True)

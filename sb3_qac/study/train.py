@@ -95,7 +95,7 @@ def wandb_run_of(run: Run) -> Iterator[str | None]:
     import wandb
 
     wandb_run = wandb.init(
-        project=f"sb3_qac-{run.env_id}",
+        project=f"sb3_qac-{run.env_id.replace('/', '-')}",
         name=run.name,
         group=run.group,
         id=wandb_run_id(Path(run.folder, "checkpoints")),

@@ -13,7 +13,7 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_qac.common.checks import check_package
+from sb3_qac.common.checks import check_integer, check_package
 
 FIRE = 1
 # After so many steps, an environment gets a new seed at the end of its game. The actions since then determine its state (see
@@ -48,7 +48,7 @@ class AleVecEnv(VecEnv):
     :param action_repeat_probability: Probability that a frame repeats the last action (sticky actions)
     :param num_threads: Number of C++ threads, 0 for one per core that this process may use
     :param render_mode: "rgb_array" for ``render`` and videos: they show what the agent sees; or None
-    :raises ValueError: if the environment is not an Atari game, or skips frames itself
+    :raises ValueError: if the environment is not an Atari game, or skips frames itself, or a number is too small
     """
 
     def __init__(
@@ -72,6 +72,11 @@ class AleVecEnv(VecEnv):
         from ale_py import Action
         from ale_py.vector_env import AtariVectorEnv
 
+        check_integer("n_envs", n_envs, minimum=1)
+        check_integer("noop_max", noop_max, minimum=0)
+        check_integer("frame_skip", frame_skip, minimum=1)
+        check_integer("screen_size", screen_size, minimum=1)
+        check_integer("num_threads", num_threads, minimum=0)
         self.spec = gym.spec(env_id)
         game = game_arguments(self.spec)
         self.terminal_on_life_loss = terminal_on_life_loss
