@@ -642,6 +642,9 @@ def test_a_file_of_hyperparameters_is_checked_before_any_training(text, message,
     with pytest.raises(SystemExit, match=f"(?s)^study: .*{message}"):
         main(command)
     assert not list((tmp_path / "out").rglob("run.json"))
+    if text.startswith("Acrobot"):
+        with pytest.raises(SystemExit, match="has neither an entry 'atari' nor one for PongNoFrameskip-v4"):
+            main(["study", "PongNoFrameskip-v4", *command[2:]])
 
 
 @pytest.mark.parametrize(

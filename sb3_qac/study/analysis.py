@@ -247,7 +247,7 @@ def _resolved(found: Sequence[dict[str, Any]], name: str, largest_error: float) 
         if x[name] is not None and x[f"{name}_error"] is not None and x[f"{name}_error"] <= largest_error
     ]
     if not known:
-        return f"an unknown figure (its standard error is above {largest_error:g} on all of them)"
+        return f"a figure that is not known (its standard error is above {largest_error:g} on all of them)"
     low, high = (f"{value:.2f} +/- {error:.2f}" for value, error in (min(known), max(known)))
     which = f"on the {len(known)} of {len(found)} where its standard error is at most {largest_error:g}"
     return f"{low} {which}" if low == high else f"{low} to {high} {which}"
