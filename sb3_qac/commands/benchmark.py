@@ -127,15 +127,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.n_envs is not None and len(args.n_envs) > 1:
         raise ValueError(f"`n-envs` must be one number with --until-return, but {args.n_envs} was given.")
     keep_freed_memory()
+    asked = {"seeds": args.seeds, "n_timesteps": args.steps, "n_eval_episodes": args.eval_episodes}
     return run_until_return(
         args.env,
         contenders,
         args.until_return,
         args.output.with_suffix(".runs"),
-        args.seeds or [0],
-        1_000_000 if args.steps is None else args.steps,
-        args.eval_freq,
-        None if args.n_envs is None else args.n_envs[0],
-        n_eval_episodes=30 if args.eval_episodes is None else args.eval_episodes,
+        eval_freq=args.eval_freq,
+        n_envs=None if args.n_envs is None else args.n_envs[0],
         device=args.device,
+        **{name: value for name, value in asked.items() if value is not None},
     )

@@ -145,6 +145,22 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
             )
 
 
+def check_entry(finding: str, name: str, algo: str, zoo_entries: set[str]) -> None:
+    """
+    :param finding: Where the entry is, as the beginning of the message
+    :param name: Name of an entry of hyperparameters
+    :param algo: Algorithm, by its name in RL Zoo
+    :param zoo_entries: Entries of RL Zoo that are allowed too
+    :raises ValueError: if the algorithm has no such argument, and RL Zoo no such entry
+    """
+    arguments = inspect.signature(ALGOS[algo]).parameters
+    if name not in arguments and name not in zoo_entries:
+        raise ValueError(
+            f"{finding}, which is neither an argument of {ALGOS[algo].__name__} ({', '.join(arguments)}) "
+            f"nor one of {', '.join(sorted(zoo_entries))}."
+        )
+
+
 def _hyperparams_of(run: Run) -> dict[str, Any]:
     manager = StudyManager(run)
     try:
@@ -156,15 +172,8 @@ def _hyperparams_of(run: Run) -> dict[str, Any]:
         raise ValueError(f"{manager.config} has neither an entry {error} nor one for {run.env_id}.") from None
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{manager.config} has no hyperparameters by environment: {error}.") from None
-    algorithm = ALGOS[run.algo]
-    arguments = inspect.signature(algorithm).parameters
-    allowed = ZOO_ENTRIES | OTHER_ENTRIES | set(arguments)
-    unknown = [name for name in hyperparams if name not in allowed]
-    if unknown:
-        raise ValueError(
-            f"{manager.config} has the entry {unknown[0]!r} for {run.env_id}, which is neither an argument of "
-            f"{algorithm.__name__} ({', '.join(arguments)}) nor one of {', '.join(sorted(ZOO_ENTRIES | OTHER_ENTRIES))}."
-        )
+    for name in hyperparams:
+        check_entry(f"{manager.config} has the entry {name!r} for {run.env_id}", name, run.algo, ZOO_ENTRIES | OTHER_ENTRIES)
     missing = [name for name in ("n_timesteps", "policy") if name not in hyperparams]
     if missing:
         raise ValueError(f"{manager.config} has no entry {missing[0]!r} for {run.env_id}.")

@@ -128,7 +128,7 @@ def load_run(folder: Path) -> Record:
     with contextlib.suppress(*damaged), open(folder / "evaluations.npz", "rb") as file:
         evaluations = np.load(file)
         timesteps, returns, lengths = evaluations["timesteps"], evaluations["results"], evaluations.get("ep_lengths")
-    settings = json.loads((folder / "run.json").read_text())
+    settings = read_json(folder / "run.json")
     settings |= {name: field_name(settings[name]) for name in ("name", "group")}
     config = folder / settings["env_id"].replace("/", "-") / "config.yml"
     if config.is_file():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sb3_qac.common.files import make_folder
+from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.study.catalogue import TASKS, field_name
 from sb3_qac.study.records import FIGURES, Record
 from sb3_qac.study.statistics import standard_error
@@ -233,7 +233,7 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
     runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype=text, keep_default_na=False, na_values=NO_VALUE)
     runs = runs[[study.partition("/")[2] == part for study in runs["study"]]]
     evaluations, curves = (_by_run(folder / name) for name in (EVALUATIONS_FILE, CURVES_FILE))
-    diagnoses = json.loads((folder / DIAGNOSIS_FILE).read_text()) if (folder / DIAGNOSIS_FILE).is_file() else {}
+    diagnoses = read_json(folder / DIAGNOSIS_FILE)
     settings = json.loads((folder / SETTINGS_FILE).read_text())
     # Numbers and strings of Python, and None where there is none
     rows = [{name: None if pd.isna(x) else x for name, x in row.items()} for row in runs.astype(object).to_dict("records")]

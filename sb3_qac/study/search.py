@@ -3,7 +3,6 @@ A search of hyperparameters over several tasks at once, with the same budget for
 tasks. Candidates, rounds and budgets follow from a file that is written before the search.
 """
 
-import inspect
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from rl_zoo3.utils import ALGOS
 from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.study.catalogue import STUDIES, TASKS
-from sb3_qac.study.grid import ZOO_ENTRIES, make_grid, run_study
+from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, make_grid, run_study
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import presets, register
@@ -249,14 +248,9 @@ def check_entries(name: str, algorithm: Algorithm) -> None:
     if algo not in ALGOS:
         known = ", ".join([*TASKS, *sorted(ALGOS)])
         raise ValueError(f"The search of {name} is one of {algorithm.algo!r}, which is no algorithm. There are {known}.")
-    allowed = ZOO_ENTRIES | set(inspect.signature(ALGOS[algo]).parameters)
     choices = [choice for entry, values in algorithm.space.items() for _, choice in choices_of(entry, values)]
     for entry, value in [item for entries in (algorithm.fixed, algorithm.start, *choices) for item in entries.items()]:
-        if entry not in allowed:
-            raise ValueError(
-                f"The search of {name} has the entry {entry!r}, which is neither an argument of {ALGOS[algo].__name__} "
-                f"nor one of {', '.join(sorted(ZOO_ENTRIES))}."
-            )
+        check_entry(f"The search of {name} has the entry {entry!r}", entry, algo, ZOO_ENTRIES)
         if isinstance(value, str) and value[:1].isdigit():
             raise ValueError(f"{entry!r} is the text {value!r} in the search of {name}. YAML needs a point: 1.0e-3, or 0.001.")
 
