@@ -33,7 +33,7 @@ train: train-$(ALGO)  ## Train QPPO on Pong until it wins by 18 (STEPS=1000000 S
 # It stops at an evaluation of 18. Its folder has the curve and a video.
 PONG := logs/pong-$(STEPS)
 train-qppo: $(READY)
-	$(BIN)/python -m sb3_qac study pong --algos qppo --seeds $(SEED) --steps $(STEPS) --stop-return 18 --eval-freq 25000 \
+	$(BIN)/python -m sb3_qac study pong --algos qppo --seeds $(SEED) --steps $(STEPS) --stop-return 18 --eval-freq 50000 \
 		--eval-from 15 --dtype bfloat16 --threads $(THREADS) --wandb disabled --output $(PONG)
 	$(BIN)/python -m sb3_qac report $(PONG) --goal 18
 	$(BIN)/python -m sb3_qac video $(PONG)/qppo_seed-$(SEED) --games 1 --gif --output $(PONG)

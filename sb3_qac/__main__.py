@@ -21,6 +21,9 @@ from sb3_qac.commands import (
     zoo,
 )
 
+# The exit code that shells expect after Ctrl-C: 128 and the number of SIGINT
+INTERRUPTED = 130
+
 
 def make_parser() -> argparse.ArgumentParser:
     """:return: The parser of the command line"""
@@ -52,7 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     :return: Exit code
     """
     args = make_parser().parse_args(arguments)
-    return args.run(args)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt as interrupt:
+        hint = f"; {interrupt}" if interrupt.args else ""
+        print(f"{args.command}: interrupted{hint}.", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ def test_another_ale_py_is_refused_with_the_assumption_that_does_not_hold(change
         ("frame_skip", 0, 1),
         ("screen_size", 0, 1),
         ("num_threads", -1, 0),
+        ("seed", -1, 0),
     ],
 )
 def test_numbers_that_would_end_the_process_or_hang_are_refused(name, value, minimum):

@@ -114,6 +114,18 @@ def test_a_run_is_diagnosed_at_its_start_and_end(tmp_path):
         main(["diagnose", a2c.folder])
 
 
+def test_results_of_runs_before_one_that_cannot_be_diagnosed_are_printed(monkeypatch, capsys):
+    def diagnose_run(folder, *arguments):
+        if folder.name == "bad":
+            raise ValueError("no run of a study")
+        return []
+
+    monkeypatch.setattr(diagnose, "diagnose_run", diagnose_run)
+    with pytest.raises(SystemExit, match="diagnose: no run of a study"):
+        main(["diagnose", "good", "bad"])
+    assert "## good" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "estimator"),
     [

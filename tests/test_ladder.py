@@ -65,13 +65,22 @@ def test_what_was_never_reached_is_larger_than_what_was():
     assert _median([3.0, 1.0, None, None], ".0f") == _median([None], ".0f") == _median([], ".0f") == "-"
 
 
+def write_evaluations(study, seed, returns):
+    folder = study / f"task1_seed-{seed}"
+    folder.mkdir()
+    settings = dict(name=folder.name, group="task1", seed=seed, env_id="CartPole-v1", n_eval_episodes=1)
+    settings.update(algo="qa2c", folder="", deterministic=False)
+    (folder / "run.json").write_text(json.dumps(settings))
+    np.savez(folder / "evaluations.npz", timesteps=[1000, 2000], results=returns)
+
+
 def test_solved_means_an_evaluation_at_the_threshold(tmp_path):
     for seed, returns in enumerate(([[400.0], [475.0]], [[475.0], [475.0]], [[474.0], [474.0]])):
-        folder = tmp_path / f"task1_seed-{seed}"
-        folder.mkdir()
-        settings = dict(name=folder.name, group="task1", seed=seed, env_id="CartPole-v1", n_eval_episodes=1)
-        settings.update(algo="qa2c", folder="", deterministic=False)
-        (folder / "run.json").write_text(json.dumps(settings))
-        np.savez(folder / "evaluations.npz", timesteps=[1000, 2000], results=returns)
+        write_evaluations(tmp_path, seed, returns)
     # 475, 475 and 474 at the end: variance 1/3, over 3 seeds. After 2,000 steps, 1,000 and never: the median is 2,000
     assert "| 3 | 474.7 +/- 0.3 | 2 of 3 | 2,000 | - | - |" in write_page(tmp_path).read_text()
+
+
+def test_a_single_seed_has_no_standard_error(tmp_path):
+    write_evaluations(tmp_path, 0, [[400.0], [475.0]])
+    assert "| 1 | 475.0 | 1 of 1 | 2,000 | - | - |" in write_page(tmp_path).read_text()

@@ -1,7 +1,10 @@
 """PQN, the peer of studies: its targets, its actions, its update, and that it learns and resumes."""
 
 import copy
+import dataclasses
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_qac.common.torch_layers import SharedMlp
 from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.study.agents import export_agent
 from sb3_qac.study.grid import make_grid
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.pqn import PQN
@@ -204,6 +208,16 @@ def test_a_study_trains_it_with_its_presets(env_id, tmp_path):
     assert evaluation.deterministic
     assert any(isinstance(module, th.nn.LayerNorm | th.nn.GroupNorm) for module in model.policy.modules())
     assert (model.n_steps * model.n_envs) % model.batch_size == 0 and model.lr_schedule(0) == 0
+
+
+def test_an_agent_that_rl_zoo_cannot_play_is_not_exported(tmp_path):
+    (run,) = make_grid("CartPole-v1", ["pqn"], [0], tmp_path)
+    folder = Path(run.folder)
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(dataclasses.asdict(run)))
+    with pytest.raises(ValueError, match="is a run of pqn, which only this package's studies know"):
+        export_agent(folder, tmp_path / "agents")
+    assert not (tmp_path / "agents").exists()
 
 
 def test_learns_the_identity():

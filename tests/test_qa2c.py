@@ -287,6 +287,7 @@ def test_images_are_asked_for_by_the_cnn_policy(algorithm):
         (dict(n_steps=0), "`n_steps`.*at least 1"),
         (dict(n_steps=2.5), "`n_steps` must be an integer, at least 1, but 2.5"),
         (dict(n_steps=True), "`n_steps` must be an integer.*True"),
+        (dict(baseline="no"), "`baseline` must be False or True, but 'no' was given"),
         (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
         (dict(policy_gradient="sampled", beta=1.0), "cannot go with policy_gradient='sampled'"),
     ],

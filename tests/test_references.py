@@ -34,7 +34,10 @@ def test_q_learning_finds_a_policy_that_is_nearly_optimal():
 
 def test_the_command_prints_json(capsys):
     assert main(["references", "--steps", "200", "--seeds", "1"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    # The result alone goes to the standard output, the progress of each environment elsewhere
+    assert all(env_id in captured.err for env_id in OPTIMAL)
+    printed = json.loads(captured.out)
     assert {env_id: len(found["q_learning"]) for env_id, found in printed.items()} == dict.fromkeys(OPTIMAL, 1)
     with pytest.raises(SystemExit, match="references: `seeds`"):
         main(["references", "--seeds", "0"])

@@ -222,7 +222,7 @@ def test_resume_warns_of_an_end_inside_a_rollout(tmp_path):
 
     # 100 is in the fourth rollout of 32 steps, and the only checkpoint that of the start
     make_model(QA2C).learn(2000, [StopAt100(), ExactCheckpointCallback(tmp_path)])
-    with pytest.warns(UserWarning, match="ended inside a rollout, at step 100, and its newest checkpoint is of step 0"):
+    with pytest.warns(UserWarning, match="ended at step 100, after its newest good checkpoint, which is of step 0"):
         assert resume(make_model(QA2C), tmp_path).num_timesteps == 0
     # Asked for by its name, it is what was asked for
     assert resume(make_model(QA2C), checkpoints_in(tmp_path)[-1]).num_timesteps == 0

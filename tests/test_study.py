@@ -753,6 +753,22 @@ def test_the_summary_names_the_steps_the_time_and_the_return_of_finished_runs(tm
 
 
 @pytest.mark.parametrize(
+    ("arguments", "interrupt", "said"),
+    [
+        (["study", "cartpole"], "sb3_qac.study.grid.run_study", "study: interrupted; the same command resumes it."),
+        (["search", "minatar"], "sb3_qac.study.search.run_search", "search: interrupted; the same command resumes it."),
+        (["evaluate", "run"], "sb3_qac.study.agents.evaluate_agent", "evaluate: interrupted."),
+    ],
+)
+def test_after_ctrl_c_a_command_says_so_and_ends_as_shells_expect(arguments, interrupt, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(interrupt, Mock(side_effect=KeyboardInterrupt))
+    # 128 and the number of SIGINT
+    assert main(arguments) == 130
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["Pogn-v4"], "Pogn.*Short names are pong"),

@@ -81,6 +81,8 @@ def test_a_video_shows_a_game(study, capsys):
     assert main(["video", str(run), "--games", "1", "--json"]) == 0
     assert {name: len(games) for name, games in json.loads(capsys.readouterr().out).items()} == {"sampled": 1, "greedy": 1}
     assert (run / "videos" / "sampled.mp4").stat().st_size > 1000
+    assert main(["video", str(run), "--games", "1"]) == 0
+    assert f"The videos are in {run / 'videos'}." in capsys.readouterr().out
 
 
 def test_a_diagnosis_measures_its_gradients_and_plays_actions_on_purpose(study, tmp_path, capsys):

@@ -42,5 +42,5 @@ def test_the_same_seed_shows_the_same_games(tmp_path):
     settings = dict(n_timesteps=400, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
     (run,) = make_grid("Acrobot-v1", ["ppo"], [0], tmp_path, **settings)
     assert run_study([run]) == {}
-    first, second = (record_videos(Path(run.folder), 1, tmp_path / name) for name in ("one", "two"))
+    first, second = (record_videos(Path(run.folder), tmp_path / name, 1) for name in ("one", "two"))
     assert first == second and all(line.endswith(")") for line in summary(first))

@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, gym.error.Error) as error:
         sys.exit(f"benchmark: {error}")
     except KeyboardInterrupt:
-        sys.exit("benchmark: interrupted" + ("." if args.until_return is None else "; the same command resumes it."))
+        if args.until_return is not None:
+            raise KeyboardInterrupt("the same command resumes it") from None
+        raise
     # The output of an earlier call may be complete
     output = args.output.with_stem(f"{args.output.stem}-interrupted") if report.get("interrupted") else args.output
     benchmark.write_report(report, output)

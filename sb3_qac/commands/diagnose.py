@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
     results = {}
     try:
         for folder in args.folders:
-            results[folder.name] = diagnose_run(folder, args.rollouts, args.points, args.threads, args.states, args.repeats)
+            result = diagnose_run(folder, args.rollouts, args.points, args.threads, args.states, args.repeats)
+            results[folder.name] = result
+            if not args.json:
+                print("\n".join([f"## {folder.name}", "", *tables(result), ""]), flush=True)
     except ValueError as error:
         sys.exit(f"diagnose: {error}")
     if args.json:
         print(json.dumps(results, indent=1))
-        return 0
-    for name, result in results.items():
-        print("\n".join([f"## {name}", "", *tables(result), ""]))
     return 0

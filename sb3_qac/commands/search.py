@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         names = list(dict.fromkeys(args.algos or search.algorithms))
         failed = run_search(search, names, folder, args.jobs, n_threads=args.threads, device=args.device)
     except KeyboardInterrupt:
-        sys.exit("search: interrupted; the same command resumes it.")
+        raise KeyboardInterrupt("the same command resumes it") from None
     except ValueError as error:
         sys.exit(f"search: {error}")
     print_standings(search, names, folder, args.json)

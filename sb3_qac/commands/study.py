@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         failed = run_study(runs, args.jobs, args.ray)
     except KeyboardInterrupt:
-        sys.exit("study: interrupted; the same command resumes it.")
+        raise KeyboardInterrupt("the same command resumes it") from None
     except ImportError as error:
         sys.exit(f"study: {error}. Install what --ray needs with: pip install '.[ray]', in the checkout")
     except (ValueError, ConnectionError) as error:

@@ -34,10 +34,11 @@ def run(args: argparse.Namespace) -> int:
     """
     from sb3_qac.study.video import record_videos, summary
 
+    output = args.output or args.folder / "videos"
     try:
-        returns = record_videos(args.folder, args.games, args.output, args.fps, args.gif)
+        returns = record_videos(args.folder, output, args.games, args.fps, args.gif)
     except (ValueError, gym.error.Error) as error:
         # Classic control draws with pygame, which is an extra of gymnasium
         sys.exit(f"video: {error}")
-    print(json.dumps(returns) if args.json else "\n".join(summary(returns)))
+    print(json.dumps(returns) if args.json else "\n".join([*summary(returns), f"The videos are in {output}."]))
     return 0

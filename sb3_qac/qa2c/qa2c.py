@@ -189,6 +189,7 @@ class QA2C(OnPolicyAlgorithm):
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
         check_integer("n_steps", self.n_steps, minimum=1)
+        check_choice("baseline", self.baseline, (False, True))
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
         if self.policy_gradient == "sampled" and self.beta > 0:
             raise ValueError(

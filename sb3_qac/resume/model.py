@@ -95,7 +95,7 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
 
     :param model: A model made in the same way as the one that was trained, and its environments too
     :param path: A checkpoint, or a folder, whose newest good checkpoint is used. A warning is given if the training ended
-        inside a rollout, after its newest checkpoint.
+        after it: inside a rollout, or if newer checkpoints are damaged.
     :return: The model: parameters, optimizer, counters, environments and random generators are those of the checkpoint
     :raises CheckpointError: if there is no checkpoint, it is damaged, or it belongs to another training
     """
@@ -113,8 +113,8 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
     run = read_json(path / "run.json") if path.is_dir() else {}
     if run.get("finished") and run.get("num_timesteps", 0) > model.num_timesteps:
         warnings.warn(
-            f"The training in {path} ended inside a rollout, at step {run['num_timesteps']}, and its newest checkpoint is of "
-            f"step {model.num_timesteps}: the model has that state. `learn` with ExactCheckpointCallback plays the rest.",
+            f"The training in {path} ended at step {run['num_timesteps']}, after its newest good checkpoint, which is of step "
+            f"{model.num_timesteps}: the model has that state. `learn` with ExactCheckpointCallback plays the rest.",
             stacklevel=2,
         )
     return model

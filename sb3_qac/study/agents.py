@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
-from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, read_run
 from sb3_qac.study.snapshots import save_for_playing
@@ -96,7 +96,8 @@ def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
         for name, deterministic in {"sampled": False, "greedy": True}.items():
             set_random_seed(seed)
             env.seed(seed)
-            returns, _ = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True)
+            with constant_weights(model.policy):
+                returns, _ = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True)
             result[name] = float(np.mean(returns))
             result[f"{name}_std"] = float(np.std(returns, ddof=1)) if n_episodes > 1 else None
             result[f"{name}_error"] = standard_error(np.array(returns)) if n_episodes > 1 else None
@@ -124,10 +125,12 @@ def export_agent(folder: Path, output: Path) -> Path:
     :param folder: Folder of a finished run of a study
     :param output: RL Zoo's folder of logs
     :return: the agent's file
-    :raises ValueError: if there is no agent in the folder
+    :raises ValueError: if there is no agent in the folder, or RL Zoo does not know its algorithm
     """
     register()
     run = read_run(folder)
+    if run.algo == "pqn":
+        raise ValueError(f"{folder} is a run of pqn, which only this package's studies know: RL Zoo could not play it.")
     name = run.env_id.replace("/", "-")
     model = ALGOS[run.algo].load(final_agent(run, folder), device="cpu")
     model.tensorboard_log = None

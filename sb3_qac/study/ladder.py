@@ -107,7 +107,9 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         measured = [x for x in noise[name] if x is not None]
         variances = [x["variance"] for x in measured]
         ratios = [x["noise_to_signal"] if x.get("noise_to_signal", 0) > 0 else None for x in measured]
-        last = f"{lasts.mean():.1f} +/- {standard_error(lasts):.1f}" if len(lasts) else "-"
+        last = f"{lasts.mean():.1f}" if len(lasts) else "-"
+        if len(lasts) > 1:
+            last += f" +/- {standard_error(lasts):.1f}"
         yield (
             f"| {name} | `{rung.formula}` | {rung.change} | {len(records)} | {last} | {n_solved} of {len(records)} "
             f"| {_median(solved, ',.0f')} | {_median(variances, '.2g')} | {_median(ratios, '.2g')} |"

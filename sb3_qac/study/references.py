@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from joblib import Parallel, delayed
+from tqdm.auto import tqdm
 
 from sb3_qac.common.checks import check_number
 
@@ -140,11 +141,10 @@ def references(n_steps: int = 500_000, n_seeds: int = 10, jobs: int = 1) -> dict
     """
     for name, value in {"steps": n_steps, "seeds": n_seeds, "jobs": jobs}.items():
         check_number(name, value, minimum=1)
-    return {
-        env_id: {
-            "optimal": optimal(),
-            "steps": n_steps,
-            "q_learning": Parallel(n_jobs=jobs)(delayed(q_learning)(env_id, seed, n_steps) for seed in range(n_seeds)),
-        }
-        for env_id, optimal in OPTIMAL.items()
-    }
+    parallel = Parallel(n_jobs=jobs, return_as="generator")
+    results = {}
+    for env_id, optimal in OPTIMAL.items():
+        returns = parallel(delayed(q_learning)(env_id, seed, n_steps) for seed in range(n_seeds))
+        q_learned = list(tqdm(returns, desc=env_id, total=n_seeds, unit="seed"))
+        results[env_id] = {"optimal": optimal(), "steps": n_steps, "q_learning": q_learned}
+    return results

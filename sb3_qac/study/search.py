@@ -6,9 +6,9 @@ tasks. Candidates, rounds and budgets follow from a file that is written before 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import optuna
@@ -33,6 +33,8 @@ COLUMNS = ["algo", "candidate", "round", "env", "seed", "steps", "return", "scor
 SETTINGS = "search"
 # The score of a run is the mean of its last evaluations
 N_LAST = 2
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -185,15 +187,29 @@ def load_search(path: Path) -> Search:
         raise ValueError(f"There is no file {path} with a search.")
     try:
         content = yaml.safe_load(path.read_text())
-        rounds = [Round(**entries) for entries in content["rounds"]]
-        algorithms = {name: Algorithm(**{"algo": name, **entries}) for name, entries in content["algorithms"].items()}
-        search = Search(**{**content, "rounds": rounds, "algorithms": algorithms})
+        if not isinstance(content, dict):
+            raise TypeError("it has no entries, such as `references`, `rounds` and `algorithms`")
+        rounds = [_part(Round, entries) for entries in content["rounds"]]
+        algorithms = {name: _part(Algorithm, {"algo": name, **entries}) for name, entries in content["algorithms"].items()}
+        search = _part(Search, {**content, "rounds": rounds, "algorithms": algorithms})
         check_search(search)
     except KeyError as error:
         raise ValueError(f"{path} has no entry {error}.") from None
     except (yaml.YAMLError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not the file of a search: {error}") from None
     return search
+
+
+def _part(kind: type[Part], entries: dict[str, Any]) -> Part:
+    """:return: a part of a search, or the search itself, from its entries in the file"""
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for name in entries:
+        if name not in known:
+            raise TypeError(f"{kind.__name__} has no entry {name!r}. Its entries are {', '.join(known)}.")
+    for name, field_ in known.items():
+        if name not in entries and field_.default is field_.default_factory is MISSING:
+            raise TypeError(f"{kind.__name__} has no entry {name!r}, which it needs.")
+    return kind(**entries)
 
 
 def check_search(search: Search) -> None:

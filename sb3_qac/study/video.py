@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
+from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.study.agents import player_env
 from sb3_qac.study.run import read_run
 from sb3_qac.zoo import register
@@ -21,15 +22,13 @@ from sb3_qac.zoo import register
 GIF_FRAMES = 450
 
 
-def record_videos(
-    folder: Path, n_games: int = 3, output: Path | None = None, fps: int = 30, gif: bool = False
-) -> dict[str, list[float]]:
+def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, gif: bool = False) -> dict[str, list[float]]:
     """
     Record the final agent of a run: ``sampled.mp4`` and ``greedy.mp4``.
 
     :param folder: Folder of a finished run of a study
+    :param output: Folder for the videos
     :param n_games: Whole games in each video
-    :param output: Folder for the videos; "videos" in the folder of the run if None
     :param fps: Images per second. Atari games show every fourth image: at 15 they are as fast as on the console.
     :param gif: Whether to also write the beginning of ``sampled.mp4`` as a GIF, for a README
     :return: raw returns of the games, by the name of the video
@@ -39,7 +38,6 @@ def record_videos(
     check_number("fps", fps, minimum=1)
     register()
     run = read_run(folder)
-    output = output or folder / "videos"
     returns: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -51,7 +49,8 @@ def record_videos(
             set_random_seed(run.seed)
             env.seed(run.seed)
             beginning: list[Any] = []
-            with imageio.get_writer(output / f"{name}.mp4", fps=fps, macro_block_size=1) as writer:
+            video = imageio.get_writer(output / f"{name}.mp4", fps=fps, macro_block_size=1)
+            with video as writer, constant_weights(model.policy):
                 for image in play(model, env, n_games, deterministic, returns.setdefault(name, [])):
                     writer.append_data(image)  # type: ignore[attr-defined]
                     if len(beginning) < 2 * GIF_FRAMES:

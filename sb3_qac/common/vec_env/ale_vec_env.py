@@ -77,6 +77,8 @@ class AleVecEnv(VecEnv):
         check_integer("frame_skip", frame_skip, minimum=1)
         check_integer("screen_size", screen_size, minimum=1)
         check_integer("num_threads", num_threads, minimum=0)
+        if seed is not None:
+            check_integer("seed", seed, minimum=0)
         self.spec = gym.spec(env_id)
         game = game_arguments(self.spec)
         self.terminal_on_life_loss = terminal_on_life_loss
