@@ -60,10 +60,11 @@ def offline_wandb(monkeypatch):
 @pytest.fixture
 def quick_bootstrap(monkeypatch):
     """Reports with fewer bootstrap samples, which would take most of their tests' time."""
-    from sb3_qac.study import analysis
+    from sb3_qac.study import analysis, statistics
 
     monkeypatch.setattr(analysis, "N_BOOTSTRAP", 50)
     monkeypatch.setattr(analysis, "N_BOOTSTRAP_OF_RANKS", 50)
+    monkeypatch.setattr(statistics, "N_BOOTSTRAP_OF_RANKS", 50)
 
 
 @pytest.fixture

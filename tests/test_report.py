@@ -14,7 +14,14 @@ from sb3_qac.__main__ import main
 from sb3_qac.study.analysis import paragraphs, statistics
 from sb3_qac.study.loading import load_study
 from sb3_qac.study.report import _panels, _styles, markdown, median_curve, table, write_report
-from sb3_qac.study.statistics import common_evaluations, difference, planned_steps, pooled, standard_error
+from sb3_qac.study.statistics import (
+    common_evaluations,
+    difference,
+    planned_steps,
+    pooled,
+    relative_returns,
+    standard_error,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_bootstrap")
 
@@ -496,3 +503,71 @@ def test_published_figures_and_how_to_sync_stand_in_the_report(tmp_path):
     settings = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**settings, "wandb_url": "https://example.org/run"}))
     assert "[a2c_seed-0](https://example.org/run)" in markdown(tmp_path, load_study(tmp_path), None)
+
+
+@pytest.fixture
+def two_games(tmp_path):
+    """Last mean returns of A2C are 2 and 20. PPO has not been run on the second game."""
+    returns = {"a2c": [(1, 10), (3, 30)], "qppo": [(4, 20), (8, 100)]}
+    for game, env_id in enumerate(("First-v0", "Second-v0")):
+        for group, of_seeds in returns.items():
+            for seed, lasts in enumerate(of_seeds):
+                evaluations = [[0, 0], [lasts[game] - 1, lasts[game] + 1]]
+                write_run(tmp_path / env_id, group, seed, evaluations, env_id=env_id, steps_per_second=100 / (game + 1))
+    write_run(tmp_path / "First-v0", "ppo", 0, [[0, 0], [9, 9]], env_id="First-v0")
+    return tmp_path
+
+
+def test_relative_returns_are_interquartile_means_over_seeds_and_environments(two_games):
+    relative = relative_returns(load_study(two_games), "a2c")
+    assert relative.scales == {"First-v0": 2, "Second-v0": 20} and relative.timesteps.tolist() == [1000, 2000]
+    # The middle two of 1/2, 3/2, 10/20 and 30/20, and of 4/2, 8/2, 20/20 and 100/20
+    assert {name: means.tolist() for name, means in relative.means.items()} == {"a2c": [0, 1], "qppo": [0, 3]}
+    low, high = relative.intervals["qppo"][:, -1]
+    assert 1.5 <= low < 3 < high <= 4.5
+    # 1,000 steps take 10 and 20 seconds
+    np.testing.assert_allclose(relative.minutes["qppo"], [15 / 60, 30 / 60])
+
+
+def test_relative_returns_have_a_plot_and_a_table(two_games):
+    assert main(["report", str(two_games), "--reference", "a2c"]) == 0
+    text = (two_games / "report.md").read_text()
+    assert "## Relative to a2c" in text and "(2.00 in First-v0 and 20.00 in Second-v0)" in text
+    row = next(line for line in text.splitlines() if line.startswith("| qppo | 2 | 3.00 | "))
+    assert row.endswith(" | 0.5 |")
+    with Image.open(two_games / "relative.png") as image:
+        assert image.width == 10 * 85 and len(set(image.convert("RGB").getdata())) > 20
+    assert main(["report", str(two_games), "--output", str(two_games / "without")]) == 0
+    assert not (two_games / "without" / "relative.png").exists()
+
+
+def test_relative_returns_of_a_single_seed_have_no_interval(tmp_path):
+    write_run(tmp_path, "task1", 0, [[1, 3]])
+    text = write_report(tmp_path, reference="task1").read_text()
+    assert "| all-action | 1 | 1.00 | - | 0.2 |" in text
+
+
+@pytest.mark.parametrize(
+    ("reference", "returns", "message"),
+    [
+        ("ppo", [[1, 1]], "'ppo' was given. There is a2c, qppo"),
+        ("dqn", [[1, 1]], "'dqn' was given"),
+        ("other", [[-1, 1]], "must be positive, but in Third-v0 other returns 0.00"),
+        ("other", [], "'other' was given. There is none"),
+    ],
+)
+def test_what_cannot_be_a_reference_is_refused(reference, returns, message, two_games):
+    folder = two_games
+    if reference == "other":
+        folder = two_games / "alone"
+        write_run(folder, "other", 0, returns, env_id="Third-v0")
+    with pytest.raises(SystemExit, match=f"report: .*{message}"):
+        main(["report", str(folder), "--reference", reference])
+    assert not (folder / "report.md").exists()
+
+
+def test_environments_without_a_common_evaluation_have_no_relative_returns(tmp_path):
+    for env_id, every in {"First-v0": 1000, "Second-v0": 700}.items():
+        write_run(tmp_path / env_id, "a2c", 0, [[1, 1]], env_id=env_id, every=every)
+    with pytest.raises(ValueError, match="no evaluation in common"):
+        relative_returns(load_study(tmp_path), "a2c")

@@ -20,6 +20,12 @@ def add_parser(commands: Any) -> None:
     report.add_argument(
         "--goal", type=float, help="mean return of an evaluation that counts as solved; default: the study's --stop-return"
     )
+    report.add_argument(
+        "--reference",
+        metavar="GROUP",
+        help="also divide returns by the mean return of this group, and draw their interquartile mean over the environments "
+        "against steps and against time",
+    )
     report.add_argument("--output", type=Path, help="folder for the report; default: the folder of the study")
     report.set_defaults(run=run)
 
@@ -32,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from sb3_qac.study.report import write_report
 
-        print(write_report(args.folder, args.goal, args.output))
+        print(write_report(args.folder, args.goal, args.output, args.reference))
     except ValueError as error:
         sys.exit(f"report: {error}")
     except ImportError as error:

@@ -13,6 +13,7 @@ from sb3_qac.study.statistics import (
     N_BOOTSTRAP,
     N_BOOTSTRAP_OF_RANKS,
     Difference,
+    RelativeReturns,
     bootstrap,
     common_evaluations,
     difference,
@@ -127,6 +128,28 @@ def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
             for group, _ in shape
         }
     )
+
+
+def relative_table(relative: RelativeReturns) -> Iterator[str]:
+    """
+    :param relative: Relative returns
+    :return: lines of Markdown
+    """
+    scales = _list([f"{scale:.2f} in {env_id}" for env_id, scale in relative.scales.items()])
+    yield (
+        f"Returns divided by the mean return of {relative.reference} after {relative.timesteps[-1]:,} steps ({scales}): their "
+        "interquartile mean over seeds and environments, with 95 % intervals of the stratified bootstrap. Time includes the "
+        "evaluations; it is the mean over environments of the median over seeds. Runs on a busy machine are slower."
+    )
+    yield ""
+    yield "| group | seeds | interquartile mean | 95 % bootstrap interval | minutes |"
+    yield "|---|---|---|---|---|"
+    for group, means in relative.means.items():
+        low, high = relative.intervals[group][:, -1]
+        interval = "-" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
+        yield (
+            f"| {group} | {relative.n_seeds[group]} | {means[-1]:.2f} | {interval} " f"| {relative.minutes[group][-1]:.1f} |"
+        )
 
 
 def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import io
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import pandas as pd
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
-from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, statistics
+from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, relative_table, statistics
+from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.diagnose import tables as diagnosis_tables
 from sb3_qac.study.loading import load_study
 from sb3_qac.study.records import CURVES, Groups, Record
-from sb3_qac.study.statistics import pooled, standard_error
+from sb3_qac.study.statistics import RelativeReturns, pooled, relative_returns, standard_error
 
 # Line styles differ because two curves may be identical
 STYLES = ("-", "--", ":", "-.")
@@ -88,7 +89,7 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
         panel.legend()
 
 
-def _styles(groups: Groups) -> Iterator[dict[str, str]]:
+def _styles(groups: Iterable[str]) -> Iterator[dict[str, str]]:
     names = [*USUAL, *(group for group in groups if group not in USUAL)]
     for i in map(names.index, groups):
         yield dict(color=f"C{i}", linestyle=STYLES[i % 4])
@@ -135,6 +136,32 @@ def _draw_curve(panel: Any, tag: str, groups: Groups) -> None:
         panel.set_ylim(max(panel.get_ylim()[0], -1.1), 1.1)
     panel.xaxis.set_major_formatter(EngFormatter())
     panel.grid(alpha=0.3)
+
+
+def draw_relative(relative: RelativeReturns, path: Path) -> None:
+    """
+    Interquartile means with their intervals, against environment steps and against time.
+
+    :param relative: Relative returns
+    :param path: Image to write, without its suffix: a PNG and an SVG
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import EngFormatter
+
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for (group, means), style in zip(relative.means.items(), _styles(relative.means), strict=True):
+        for panel, x in zip(panels, (relative.timesteps, relative.minutes[group]), strict=True):
+            panel.plot(x, means, **style, linewidth=2, label=group)
+            panel.fill_between(x, *relative.intervals[group], color=style["color"], alpha=0.2, linewidth=0)
+    panels[0].set_xlabel("environment steps")
+    panels[0].xaxis.set_major_formatter(EngFormatter())
+    panels[1].set_xlabel("minutes of training")
+    panels[0].set_ylabel(f"return, relative to {relative.reference} at the end")
+    panels[0].legend()
+    for panel in panels:
+        panel.axhline(1, color="grey", linewidth=0.6, linestyle="--")
+        panel.grid(alpha=0.3)
+    save_figure(figure, path)
 
 
 def has_curves(envs: dict[str, Groups]) -> bool:
@@ -213,11 +240,12 @@ def _actions(records: Sequence[Record]) -> str:
     return f"sampled (but {exceptions}: the most probable)" if exceptions else "sampled"
 
 
-def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
+def markdown(folder: Path, envs: dict[str, Groups], goal: float | None, relative: RelativeReturns | None = None) -> str:
     """
     :param folder: Folder of the study
     :param envs: Records by environment
     :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
+    :param relative: Returns relative to those of a group, if they are part of the report
     :return: the report
     """
     records = [record for groups in envs.values() for group in groups.values() for record in group]
@@ -241,6 +269,9 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None) -> str:
     overall = list(over_environments(envs)) if several else []
     if overall:
         lines += ["## Over environments", "", *overall, ""]
+    if relative is not None:
+        lines += [f"## Relative to {relative.reference}", "", "![relative returns](relative.png)", ""]
+        lines += [*relative_table(relative), ""]
     for env_id, groups in envs.items():
         lines += [f"## {env_id}", ""] if several else []
         lines += _of_environment(env_id, groups, _stop_return(groups) if goal is None else goal, "###" if several else "##")
@@ -349,22 +380,26 @@ def _provenance(records: list[Record]) -> str:
     )
 
 
-def write_report(folder: Path, goal: float | None = None, output: Path | None = None) -> Path:
+def write_report(folder: Path, goal: float | None = None, output: Path | None = None, reference: str | None = None) -> Path:
     """
     :param folder: Folder of a study, packed or not
     :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
     :param output: Folder for the report; the folder of the study if None
+    :param reference: Group by whose returns those of all groups are divided, to compare them over environments; None for none
     :return: the Markdown file; an HTML file and the images are in the same folder
-    :raises ValueError: if there is no run in the folder
+    :raises ValueError: if there is no run in the folder, or returns cannot be divided by those of the reference
     """
     if goal is not None:
         check_number("goal", goal, minimum=-math.inf)
     envs = load_study(folder)
+    relative = None if reference is None else relative_returns(envs, field_name(reference))
     output = make_folder(output or folder)
     draw_evaluations(envs, output / "evaluations")
     if has_curves(envs):
         draw_curves(envs, output / "curves")
-    return write_markdown(markdown(folder, envs, goal), output / "report")
+    if relative is not None:
+        draw_relative(relative, output / "relative")
+    return write_markdown(markdown(folder, envs, goal, relative), output / "report")
 
 
 def write_markdown(text: str, path: Path, width: str = "60em") -> Path:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,3 +156,86 @@ def bootstrap(
         return library.get_interval_estimates(scores, function, reps=n_repetitions)
     finally:
         np.random.set_state(before)
+
+
+@dataclass(frozen=True)
+class RelativeReturns:
+    """
+    Returns of evaluations, divided in each environment by the mean return of a reference group in the last one: their
+    interquartile mean over seeds and environments.
+
+    :param reference: Name of the reference group
+    :param scales: What was divided by, by environment
+    :param timesteps: Environment steps of the evaluations that all runs have, shape (n_evaluations,)
+    :param n_seeds: Number of seeds, by group
+    :param means: Interquartile means by group, shape (n_evaluations,)
+    :param intervals: Their 95 % intervals, shape (2, n_evaluations); nan for a single seed
+    :param minutes: Minutes of training to each evaluation by group, shape (n_evaluations,): the mean over environments of the
+        median over seeds
+    """
+
+    reference: str
+    scales: dict[str, float]
+    timesteps: np.ndarray
+    n_seeds: dict[str, int]
+    means: dict[str, np.ndarray]
+    intervals: dict[str, np.ndarray]
+    minutes: dict[str, np.ndarray]
+
+
+def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns:
+    """
+    :param envs: Records by environment
+    :param reference: Group with which all are compared. Groups that do not have the same number of seeds in every environment
+        are left out.
+    :return: the interquartile means of the relative returns
+    :raises ValueError: if the reference is left out, its mean return is not positive somewhere, or the environments have no
+        evaluation at the same steps
+    """
+    compared = [common_evaluations(groups) for groups in envs.values()]
+    sizes = [{name: len(records) for name, records in groups.items()} for groups in compared]
+    n_seeds = {name: n for name, n in sizes[0].items() if all(size.get(name) == n for size in sizes)}
+    if reference not in n_seeds:
+        raise ValueError(
+            f"`reference` must be a group with the same number of evaluated seeds in every environment, but {reference!r} was "
+            f"given. There {'is ' + ', '.join(n_seeds) if n_seeds else 'is none'}."
+        )
+    steps = functools.reduce(np.intersect1d, [groups[reference][0].timesteps for groups in compared])
+    if not len(steps):
+        raise ValueError("The runs have no evaluation in common, so their returns cannot be compared with `reference`.")
+    returns = {
+        name: np.array([[_at(record, steps).means for record in groups[name]] for groups in compared]).swapaxes(0, 1)
+        for name in n_seeds
+    }
+    scales = returns[reference][..., -1].mean(axis=0)
+    for env_id, scale in zip(envs, scales, strict=True):
+        if not scale > 0:
+            raise ValueError(
+                f"Returns are divided by those of `reference`, which must be positive, but in {env_id} {reference} returns "
+                f"{scale:.2f}."
+            )
+    relative = {name: values / scales[:, None] for name, values in returns.items()}
+    estimates, intervals = bootstrap(relative, _interquartile_means, N_BOOTSTRAP_OF_RANKS)
+    seconds = {
+        name: np.mean([np.median([1 / record.steps_per_second for record in groups[name]]) for groups in envs.values()])
+        for name in n_seeds
+    }
+    return RelativeReturns(
+        reference,
+        dict(zip(envs, scales.tolist(), strict=True)),
+        steps,
+        n_seeds,
+        estimates,
+        {name: interval if n_seeds[name] > 1 else np.full_like(interval, np.nan) for name, interval in intervals.items()},
+        {name: steps * of_step / 60 for name, of_step in seconds.items()},
+    )
+
+
+def _interquartile_means(values: np.ndarray) -> np.ndarray:
+    """
+    :param values: Shape (n_seeds, n_envs, n_evaluations)
+    :return: shape (n_evaluations,)
+    """
+    from rliable import metrics
+
+    return np.array([metrics.aggregate_iqm(values[..., i]) for i in range(values.shape[-1])])
