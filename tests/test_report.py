@@ -535,6 +535,7 @@ def test_relative_returns_have_a_plot_and_a_table(two_games):
     assert "## Relative to a2c" in text and "(2.00 in First-v0 and 20.00 in Second-v0)" in text
     row = next(line for line in text.splitlines() if line.startswith("| qppo | 2 | 3.00 | "))
     assert row.endswith(" | 0.5 |")
+    assert "Left out, because the number of seeds is not the same in every environment: ppo." in text
     with Image.open(two_games / "relative.png") as image:
         assert image.width == 10 * 85 and len(set(image.convert("RGB").getdata())) > 20
     assert main(["report", str(two_games), "--output", str(two_games / "without")]) == 0
@@ -543,8 +544,11 @@ def test_relative_returns_have_a_plot_and_a_table(two_games):
 
 def test_relative_returns_of_a_single_seed_have_no_interval(tmp_path):
     write_run(tmp_path, "task1", 0, [[1, 3]])
-    text = write_report(tmp_path, reference="task1").read_text()
-    assert "| all-action | 1 | 1.00 | - | 0.2 |" in text
+    # 10 seconds
+    assert "| all-action | 1 | 1.00 | - | 0.2 |" in write_report(tmp_path, reference="task1").read_text()
+    status = tmp_path / "task1_seed-0" / "status.json"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "seconds": 0}))
+    assert "| all-action | 1 | 1.00 | - | - |" in write_report(tmp_path, reference="task1").read_text()
 
 
 @pytest.mark.parametrize(

@@ -145,11 +145,13 @@ def relative_table(relative: RelativeReturns) -> Iterator[str]:
     yield "| group | seeds | interquartile mean | 95 % bootstrap interval | minutes |"
     yield "|---|---|---|---|---|"
     for group, means in relative.means.items():
-        low, high = relative.intervals[group][:, -1]
+        (low, high), minutes = relative.intervals[group][:, -1], relative.minutes[group][-1]
         interval = "-" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
-        yield (
-            f"| {group} | {relative.n_seeds[group]} | {means[-1]:.2f} | {interval} " f"| {relative.minutes[group][-1]:.1f} |"
-        )
+        time = "-" if np.isnan(minutes) else f"{minutes:.1f}"
+        yield f"| {group} | {relative.n_seeds[group]} | {means[-1]:.2f} | {interval} | {time} |"
+    if relative.left_out:
+        yield ""
+        yield f"Left out, because the number of seeds is not the same in every environment: {_list(relative.left_out)}."
 
 
 def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:

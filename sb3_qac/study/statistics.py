@@ -171,7 +171,8 @@ class RelativeReturns:
     :param means: Interquartile means by group, shape (n_evaluations,)
     :param intervals: Their 95 % intervals, shape (2, n_evaluations); nan for a single seed
     :param minutes: Minutes of training to each evaluation by group, shape (n_evaluations,): the mean over environments of the
-        median over seeds
+        median over seeds; nan if they are not known
+    :param left_out: Groups without the same number of seeds in every environment
     """
 
     reference: str
@@ -181,6 +182,7 @@ class RelativeReturns:
     means: dict[str, np.ndarray]
     intervals: dict[str, np.ndarray]
     minutes: dict[str, np.ndarray]
+    left_out: list[str]
 
 
 def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns:
@@ -217,7 +219,7 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
     relative = {name: values / scales[:, None] for name, values in returns.items()}
     estimates, intervals = bootstrap(relative, _interquartile_means, N_BOOTSTRAP_OF_RANKS)
     seconds = {
-        name: np.mean([np.median([1 / record.steps_per_second for record in groups[name]]) for groups in envs.values()])
+        name: np.mean([np.median([1 / record.steps_per_second for record in groups[name]]) for groups in compared])
         for name in n_seeds
     }
     return RelativeReturns(
@@ -228,6 +230,7 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
         estimates,
         {name: interval if n_seeds[name] > 1 else np.full_like(interval, np.nan) for name, interval in intervals.items()},
         {name: steps * of_step / 60 for name, of_step in seconds.items()},
+        sorted({name for groups in envs.values() for name in groups} - n_seeds.keys()),
     )
 
 
