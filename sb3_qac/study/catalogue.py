@@ -111,12 +111,7 @@ STUDIES = {
     "tabular": Study(
         ("FrozenLake-v1", "Blackjack-v1"), ("a2c", "all-action", "beta-loo"), TEN_SEEDS, eval_freq=50_000, wandb="disabled"
     ),
-    "minatar": Study(
-        tuple(MINATAR_GAMES),
-        seeds=TEN_SEEDS,
-        eval_freq=100_000,
-        wandb="disabled",
-    ),
+    "minatar": Study(tuple(MINATAR_GAMES), ("a2c", "all-action", "beta-loo"), TEN_SEEDS, eval_freq=100_000, wandb="disabled"),
     "ladder": Study(
         ("CartPole-v1",), tuple(RUNGS), tuple(range(5)), steps=125_000, eval_freq=25_000, eval_episodes=10, wandb="disabled"
     ),
