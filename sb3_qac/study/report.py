@@ -161,7 +161,8 @@ def draw_relative(relative: RelativeReturns, path: Path) -> None:
     for panel in panels:
         panel.axhline(1, color="grey", linewidth=0.6, linestyle="--")
         panel.grid(alpha=0.3)
-    save_figure(figure, path)
+    # Areas that overlap have many colours
+    save_figure(figure, path, n_colors=256)
 
 
 def has_curves(envs: dict[str, Groups]) -> bool:
@@ -187,10 +188,11 @@ def _smooth(curve: pd.Series) -> pd.Series:
     return curve.rolling(max(len(curve) // 40, 1), min_periods=1).mean()
 
 
-def save_figure(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path, n_colors: int = N_COLORS) -> None:
     """
     :param figure: Figure of matplotlib; it is closed
     :param path: Image to write, without its suffix: a small PNG and an SVG; the same figure gives the same bytes
+    :param n_colors: Number of colours of the PNG, at most 256
     """
     import matplotlib.pyplot as plt
     from PIL import Image
@@ -198,7 +200,7 @@ def save_figure(figure: Any, path: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=85)
     # This quantization method keeps the colours of thin lines
-    image = Image.open(buffer).convert("RGB").quantize(N_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image = Image.open(buffer).convert("RGB").quantize(n_colors, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     image.save(f"{path}.png", optimize=True)
     with plt.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(f"{path}.svg", metadata={"Date": None})
