@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from rl_zoo3.utils import ALGOS, get_latest_run_id
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
@@ -48,7 +49,7 @@ def final_agent(run: Run, folder: Path) -> Path:
 @contextlib.contextmanager
 def player_env(
     run: Run, folder: Path, scratch: Path, n_envs: int = 1, render_mode: str | None = None
-) -> Iterator[tuple[VecEnv, Path]]:
+) -> Iterator[tuple[VecEnv, BaseAlgorithm]]:
     """
     :param run: Settings of a run
     :param folder: Its folder
@@ -56,7 +57,7 @@ def player_env(
     :param n_envs: How many environments
     :param render_mode: "rgb_array" for images, which Atari games give with SB3's environments only; None for the environments
         of the run's evaluations
-    :return: within it, the environments and the final agent's file
+    :return: within it, the environments and the final agent, whose weights must not be changed
     :raises ValueError: if there is no agent
     """
     with contextlib.redirect_stdout(io.StringIO()):
@@ -70,7 +71,9 @@ def player_env(
             manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": render_mode}
         env = manager.create_envs(n_envs, eval_env=True, no_log=True)
     try:
-        yield env, agent
+        model = ALGOS[run.algo].load(agent, device="cpu")
+        with constant_weights(model.policy):
+            yield env, model
     finally:
         env.close()
 
@@ -91,13 +94,11 @@ def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
     seed = FIRST_SEED + N_ENVS * run.seed
     result: dict[str, Any] = {"env": run.env_id, "run": folder.name, "episodes": n_episodes}
     n_envs = min(N_ENVS, n_episodes)
-    with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch), n_envs) as (env, agent):
-        model = ALGOS[run.algo].load(agent, device="cpu")
+    with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch), n_envs) as (env, model):
         for name, deterministic in {"sampled": False, "greedy": True}.items():
             set_random_seed(seed)
             env.seed(seed)
-            with constant_weights(model.policy):
-                returns, _ = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True)
+            returns, _ = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True)
             result[name] = float(np.mean(returns))
             result[f"{name}_std"] = float(np.std(returns, ddof=1)) if n_episodes > 1 else None
             result[f"{name}_error"] = standard_error(np.array(returns)) if n_episodes > 1 else None

@@ -202,12 +202,12 @@ def load_search(path: Path) -> Search:
 
 def _part(kind: type[Part], entries: dict[str, Any]) -> Part:
     """:return: a part of a search, or the search itself, from its entries in the file"""
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    known = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
     for name in entries:
         if name not in known:
             raise TypeError(f"{kind.__name__} has no entry {name!r}. Its entries are {', '.join(known)}.")
-    for name, field_ in known.items():
-        if name not in entries and field_.default is field_.default_factory is MISSING:
+    for name, entry in known.items():
+        if name not in entries and entry.default is entry.default_factory is MISSING:
             raise TypeError(f"{kind.__name__} has no entry {name!r}, which it needs.")
     return kind(**entries)
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,7 +157,7 @@ def bootstrap(
         np.random.set_state(before)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class RelativeReturns:
     """
     Returns of evaluations, divided in each environment by the mean return of a reference group in the last one: their

@@ -7,14 +7,12 @@ from typing import Any
 
 import imageio.v2 as imageio
 import numpy as np
-from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
-from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.study.agents import player_env
 from sb3_qac.study.run import read_run
 from sb3_qac.zoo import register
@@ -41,16 +39,14 @@ def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, g
     returns: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as scratch,
-        player_env(run, folder, Path(scratch), render_mode="rgb_array") as (env, agent),
+        player_env(run, folder, Path(scratch), render_mode="rgb_array") as (env, model),
     ):
-        model = ALGOS[run.algo].load(agent, device="cpu")
         make_folder(output)
         for name, deterministic in {"sampled": False, "greedy": True}.items():
             set_random_seed(run.seed)
             env.seed(run.seed)
             beginning: list[Any] = []
-            video = imageio.get_writer(output / f"{name}.mp4", fps=fps, macro_block_size=1)
-            with video as writer, constant_weights(model.policy):
+            with imageio.get_writer(output / f"{name}.mp4", fps=fps, macro_block_size=1) as writer:
                 for image in play(model, env, n_games, deterministic, returns.setdefault(name, [])):
                     writer.append_data(image)  # type: ignore[attr-defined]
                     if len(beginning) < 2 * GIF_FRAMES:
