@@ -242,6 +242,12 @@ def test_the_table_has_last_best_and_the_way_to_the_goal(study):
     assert by_name["all-action_seed-1"][:4] == ["unfinished", "3,000", "21.00 +/- 1.00", "24.00 +/- 4.00 at 2,000"]
 
 
+def test_an_evaluation_of_a_single_episode_has_no_standard_error(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[3], [5]])
+    (row,) = list(table(load_study(tmp_path)["Game-v0"], goal=None))[2:]
+    assert "| 5.00 | 5.00 at 2,000 |" in row
+
+
 def test_a_run_without_a_speed_has_no_hours_to_its_goal(tmp_path):
     run = write_run(tmp_path, "a2c", 0, [[18, 20]], finished=False)
     (run / "status.json").write_text(json.dumps(dict(steps=0, total=3000, seconds=1.5, finished=False)))
@@ -538,8 +544,12 @@ def test_relative_returns_have_a_plot_and_a_table(two_games):
     assert "Left out, because the number of seeds is not the same in every environment: ppo." in text
     with Image.open(two_games / "relative.png") as image:
         assert image.width == 10 * 85 and len(set(image.convert("RGB").getdata())) > 20
-    assert main(["report", str(two_games), "--output", str(two_games / "without")]) == 0
-    assert not (two_games / "without" / "relative.png").exists()
+
+
+def test_a_report_without_a_reference_leaves_no_plot_of_an_earlier_one(two_games):
+    for more, n_plots in (["--reference", "a2c"], 2), ([], 0):
+        assert main(["report", str(two_games), *more]) == 0
+        assert len(list(two_games.glob("relative.*"))) == n_plots
 
 
 def test_relative_returns_of_a_single_seed_have_no_interval(tmp_path):

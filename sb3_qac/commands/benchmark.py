@@ -92,7 +92,10 @@ def run(args: argparse.Namespace) -> int:
     benchmark.write_report(report, output)
     print(json.dumps(report, indent=1) if args.json else "\n".join(module.tables(report)))
     if report.get("interrupted"):
-        sys.exit(f"benchmark: {report['interrupted']}; {output} has the complete rounds.")
+        kept = f"{output} has the complete rounds"
+        if report["interrupted"] == benchmark.INTERRUPTED:
+            raise KeyboardInterrupt(kept)
+        sys.exit(f"benchmark: {report['interrupted']} {kept}.")
     return 0
 
 

@@ -45,6 +45,8 @@ from sb3_qac.zoo import register
 
 # Rollouts shorter than this are measured several at a time
 MIN_STEPS = 100
+# What a report says after Ctrl-C
+INTERRUPTED = "interrupted"
 # Linux's own figures of this process
 PROCESS_STATUS = Path("/proc/self/status")
 
@@ -278,7 +280,7 @@ def run_benchmark(
         del rows[repeats * n_of_round :]
         if not rows:
             raise
-        interrupted = str(error) or "interrupted"
+        interrupted = str(error) or INTERRUPTED
     settings = {"env_id": env_id, "seconds": seconds, "repeats": repeats, "interrupted": interrupted}
     return {**settings, **machine_of(device), **presets_of(env_id, contenders), "measurements": rows}
 

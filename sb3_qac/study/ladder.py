@@ -22,7 +22,7 @@ from sb3_qac.study.records import Record
 from sb3_qac.study.report import save_figure, write_markdown
 from sb3_qac.study.run import read_run
 from sb3_qac.study.snapshots import normalize_as, points_of
-from sb3_qac.study.statistics import pooled, standard_error
+from sb3_qac.study.statistics import mean_with_error, pooled
 from sb3_qac.zoo import register
 
 # gymnasium's threshold for CartPole-v1
@@ -107,12 +107,10 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         measured = [x for x in noise[name] if x is not None]
         variances = [x["variance"] for x in measured]
         ratios = [x["noise_to_signal"] if x.get("noise_to_signal", 0) > 0 else None for x in measured]
-        last = f"{lasts.mean():.1f}" if len(lasts) else "-"
-        if len(lasts) > 1:
-            last += f" +/- {standard_error(lasts):.1f}"
         yield (
-            f"| {name} | `{rung.formula}` | {rung.change} | {len(records)} | {last} | {n_solved} of {len(records)} "
-            f"| {_median(solved, ',.0f')} | {_median(variances, '.2g')} | {_median(ratios, '.2g')} |"
+            f"| {name} | `{rung.formula}` | {rung.change} | {len(records)} | {mean_with_error(lasts, 1)} "
+            f"| {n_solved} of {len(records)} | {_median(solved, ',.0f')} "
+            f"| {_median(variances, '.2g')} | {_median(ratios, '.2g')} |"
         )
 
 

@@ -16,7 +16,7 @@ from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.diagnose import tables as diagnosis_tables
 from sb3_qac.study.loading import load_study
 from sb3_qac.study.records import CURVES, Groups, Record
-from sb3_qac.study.statistics import RelativeReturns, pooled, relative_returns, standard_error
+from sb3_qac.study.statistics import RelativeReturns, mean_with_error, pooled, relative_returns
 
 # Line styles differ because two curves may be identical
 STYLES = ("-", "--", ":", "-.")
@@ -219,7 +219,7 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
     for record in (record for records in groups.values() for record in records):
         last = best = "-"
         if len(record.timesteps):
-            last, best = (f"{record.means[i]:.2f} +/- {standard_error(record.returns[i]):.2f}" for i in (-1, record.best))
+            last, best = (mean_with_error(record.returns[i], 2) for i in (-1, record.best))
             best += f" at {record.timesteps[record.best]:,}"
         cells = [record.name, record.state, f"{record.status.get('steps', 0):,}", last, best]
         if goal is not None:
@@ -401,6 +401,10 @@ def write_report(folder: Path, goal: float | None = None, output: Path | None = 
         draw_curves(envs, output / "curves")
     if relative is not None:
         draw_relative(relative, output / "relative")
+    else:
+        # An earlier report may have had it
+        for suffix in ("png", "svg"):
+            (output / f"relative.{suffix}").unlink(missing_ok=True)
     return write_markdown(markdown(folder, envs, goal, relative), output / "report")
 
 

@@ -309,7 +309,7 @@ class Trial:
     @property
     def error(self) -> float:
         """Standard error of the score over seeds; nan if there is only one."""
-        return standard_error(self.scores.mean(axis=0)) if self.scores.shape[1] > 1 else math.nan
+        return standard_error(self.scores.mean(axis=0))
 
 
 def trials_of(search: Search, name: str, number: int, folder: Path, **settings: Any) -> list[Trial]:

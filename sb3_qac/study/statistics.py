@@ -24,6 +24,18 @@ def standard_error(values: np.ndarray) -> float:
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
+def mean_with_error(values: np.ndarray, digits: int) -> str:
+    """
+    :param values: Independent values
+    :param digits: Decimal places
+    :return: their mean with its standard error, without it for a single value, "-" for none
+    """
+    if not len(values):
+        return "-"
+    mean = f"{np.mean(values):.{digits}f}"
+    return f"{mean} +/- {standard_error(values):.{digits}f}" if len(values) > 1 else mean
+
+
 def pooled(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     :param records: Runs of a group
