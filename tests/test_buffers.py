@@ -84,6 +84,12 @@ def test_a_rollout_that_is_not_complete_is_refused_and_can_be_completed():
     assert sorted(minibatch.old_values.tolist()) == [1, 2]
 
 
+def test_dict_observations_are_refused():
+    space = spaces.Dict({"one": spaces.Box(-1, 1, (1,))})
+    with pytest.raises(ValueError, match=r"does not take `Dict` observations, but Dict.*Leave `rollout_buffer_class` out"):
+        DeviceRolloutBuffer(2, space, spaces.Discrete(2), device="cpu")
+
+
 def test_minibatches_hold_each_image_of_the_rollout_once():
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     buffer = DeviceRolloutBuffer(4, space, spaces.Discrete(2), device="cpu", n_envs=2)

@@ -15,6 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_qac.common.torch_layers import SharedMlp
@@ -163,6 +164,13 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(tmp_path):
     parts = train("parts")
     np.testing.assert_array_equal(parameters(whole), parameters(parts))
     assert whole.policy.exploration_rate == parts.policy.exploration_rate
+
+
+def test_environment_and_policy_that_cannot_be_used_are_refused():
+    with pytest.raises(ValueError, match=r"must be `gymnasium.spaces.Discrete`, but Box.* was given"):
+        PQN("MlpPolicy", "Pendulum-v1", **SMALL)
+    with pytest.raises(ValueError, match=r"The policy ActorCriticPolicy has no Q-value head. Use one of MlpPolicy, CnnPolicy"):
+        PQN(ActorCriticPolicy, "CartPole-v1", **SMALL)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_qac import QA2C, QPPO
 from sb3_qac.common.losses import kl_divergence
-from sb3_qac.qa2c.policies import ActorCriticQPolicy
+from sb3_qac.qa2c.policies import ActorCriticQPolicy, MultiInputActorCriticQPolicy
 from sb3_qac.qppo import qppo
 from sb3_qac.resume import ExactCheckpointCallback, identity, resume
 from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint
@@ -165,7 +165,10 @@ def test_update_is_the_loss_of_the_formula(policy_gradient, shrinkage):
         values = (probs.detach() * q).sum(1, keepdim=True)
         advantages = (q - values) * old.exp() / (old.exp() + shrinkage)
         errors = returns - values - advantages.gather(1, actions)
-        mean_squares = (probs.detach() * advantages**2).sum(1).mean() + 0.4 * (errors**2).mean()
+        if policy_gradient == "all-action":
+            mean_squares = (probs.detach() * advantages**2).sum(1).mean() + 0.4 * (errors**2).mean()
+        else:
+            mean_squares = ((returns - values) ** 2).mean()
         sigmas.append(mean_squares.sqrt() if not sigmas else 0.99 * sigmas[-1] + 0.01 * mean_squares.sqrt())
         ratio = probs.gather(1, actions) / old.exp().gather(1, actions)
 
@@ -192,6 +195,14 @@ def test_update_is_the_loss_of_the_formula(policy_gradient, shrinkage):
     assert model.logger.name_to_value["train/clip_fraction"] > 0
 
 
+@pytest.mark.parametrize("changed", [dict(beta=0.0), dict(shrinkage=1.0), dict(advantage_scale="critic")])
+def test_sampled_estimator_does_not_depend_on_what_only_the_sum_uses(changed):
+    """Its scale is that of its own weights."""
+    usual, other = (make_model(policy_gradient="sampled", **kwargs).learn(32) for kwargs in ({}, changed))
+    np.testing.assert_array_equal(parameters(other), parameters(usual))
+    assert other.sigma == usual.sigma != 1
+
+
 @pytest.mark.parametrize(
     ("policy", "env"),
     [
@@ -213,22 +224,47 @@ def test_old_policy_is_that_of_the_rollout_for_all_actions(policy, env):
     np.testing.assert_allclose(q_taken, q_values.gather(1, th.as_tensor(buffer.actions).long()), rtol=1e-5, atol=1e-6)
 
 
-def test_callback_that_calls_the_policy_is_refused_with_the_cure():
-    model = make_model()
-    with pytest.raises(ValueError, match=r"called 16 times in a rollout of 8 steps.*`predict`"):
-        model.learn(16, lambda local, _: model.policy(local["obs_tensor"]) is not None)
+class OwnForward(ActorCriticQPolicy):
+    def forward(self, obs, deterministic=False):
+        actions = self.get_distribution(obs).get_actions(deterministic)
+        values, log_prob, _ = self.evaluate_actions(obs, actions)
+        return actions, values, log_prob
 
 
-def test_policy_with_a_forward_of_its_own_is_told_what_it_must_call():
-    class OwnForward(ActorCriticQPolicy):
-        def forward(self, obs, deterministic=False):
-            actions = th.zeros(len(obs), dtype=th.long)
-            values, log_prob, _ = self.evaluate_actions(obs, actions)
-            return actions, values, log_prob
+@pytest.mark.parametrize(
+    ("policy", "calls_policy"),
+    [pytest.param("MlpPolicy", True, id="callback"), pytest.param(OwnForward, False, id="forward of its own")],
+)
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param(lambda: gym.make("CartPole-v1"), id="vector"),
+        pytest.param(lambda: SimpleMultiObsEnv(random_start=True), id="dict"),
+    ],
+)
+def test_policy_that_was_called_otherwise_in_a_rollout_trains_all_the_same(policy, calls_policy, env):
+    """A callback may call the policy, and a policy may have a `forward` of its own."""
+    is_dict = isinstance(env().observation_space, gym.spaces.Dict)
+    if is_dict:
+        policy = (
+            "MultiInputPolicy" if calls_policy else type("OwnForwardOfDicts", (OwnForward, MultiInputActorCriticQPolicy), {})
+        )
 
-    model = QPPO(OwnForward, "CartPole-v1", device="cpu", **SMALL)
-    with pytest.raises(ValueError, match=r"called 0 times.*must call `super\(\)\.forward` once"):
-        model.learn(8)
+    def train(policy, callback=None):
+        # Adam would make steps of full size of gradients that are rounding errors
+        policy_kwargs = dict(optimizer_class=th.optim.SGD)
+        # SB3's environment draws its images when it is made
+        np.random.seed(0)
+        env_ = make_vec_env(env, n_envs=2, seed=0)
+        model = QPPO(policy, env_, seed=0, device="cpu", learning_rate=0.05, policy_kwargs=policy_kwargs, **SMALL)
+        model.learn(32, callback)
+        return parameters(model)
+
+    def call(local, _):
+        return local["self"].policy(local["obs_tensor"], deterministic=True) is not None
+
+    usual = train("MultiInputPolicy" if is_dict else "MlpPolicy")
+    np.testing.assert_allclose(train(policy, call if calls_policy else None), usual, rtol=1e-4, atol=1e-6)
 
 
 def test_copy_of_the_policy_made_in_a_rollout_keeps_no_evaluations():

@@ -1,7 +1,9 @@
 from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
@@ -23,12 +25,21 @@ class DeviceRolloutBuffer(RolloutBuffer):
     :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
     :param gamma: Discount factor
     :param n_envs: Number of parallel environments
+    :raises ValueError: for ``Dict`` observations
     """
 
     # The rollout on the device, each tensor of shape (n_envs * buffer_size, ...)
     _rollout: tuple[th.Tensor, ...] = ()
     # Pinned memory of the observations, which takes long to allocate
     _pinned: th.Tensor | None = None
+
+    def __init__(self, buffer_size: int, observation_space: spaces.Space, *args: Any, **kwargs: Any) -> None:
+        if isinstance(observation_space, spaces.Dict):
+            raise ValueError(
+                f"`DeviceRolloutBuffer` does not take `Dict` observations, but {observation_space} was given. Leave "
+                "`rollout_buffer_class` out."
+            )
+        super().__init__(buffer_size, observation_space, *args, **kwargs)
 
     def reset(self) -> None:
         super().reset()
@@ -39,7 +50,7 @@ class DeviceRolloutBuffer(RolloutBuffer):
             self.observations = self._pinned.numpy()
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
-        assert self.full, ""
+        assert self.full, "A rollout must be complete before it is used"
         if not self._rollout:
             # What SB3 does with all arrays. The observations are the large ones, so they are put into order on the device
             if not self.generator_ready:

@@ -58,6 +58,9 @@ class QA2C(OnPolicyAlgorithm):
 
     The baseline cannot change the gradient of this actor loss, because sum_a pi(a|s) is 1. It acts on the sampled estimator.
 
+    The defaults of ``learning_rate``, ``ent_coef`` and the optimizer differ too. To compare the losses alone, give both the
+    same, for instance with ``use_rms_prop=False``.
+
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
     :param learning_rate: The learning rate, it can be a function

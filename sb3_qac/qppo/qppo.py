@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import explained_variance
+from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import (
@@ -52,7 +52,8 @@ class QPPO(OnPolicyAlgorithm):
     Q Proximal Policy Optimization (QPPO): PPO with an action-value critic and the all-action policy gradient.
 
     It is to QA2C what PPO is to A2C: each rollout is used for several epochs of minibatches. The sum over actions needs no
-    importance ratio, because Q estimates the value of every action for the current policy::
+    importance ratio, because it weights every action by its current probability. Q still estimates returns of the policy of
+    the rollout, so the KL term keeps the two close::
 
         loss = - mean_s [ sum_a pi(a|s) A(s, a) ] / sigma
                - beta     * mean_s [ min(rho d, clip(rho) d) ] / sigma
@@ -69,7 +70,8 @@ class QPPO(OnPolicyAlgorithm):
     (Schulman et al. 2017, https://arxiv.org/abs/1707.06347); only the correction by the return is clipped. Advantages are
     divided by a running scale, not by the standard deviation of the minibatch. The all-action gradient is that of Mean
     Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503; the correction is that of beta-LOO, Gruslys et al. 2017,
-    https://arxiv.org/abs/1704.04651. The defaults are for Atari games with 16 environments.
+    https://arxiv.org/abs/1704.04651. The defaults are for Atari games with 16 environments; the results on Pong are those of
+    the preset in ``hyperparams/qppo.yml``, whose network and schedules differ (see ``docs/qppo.md``).
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
@@ -106,11 +108,12 @@ class QPPO(OnPolicyAlgorithm):
         of actions that are seldom taken. 0 trusts it for all actions alike. With ``beta=1``, the larger, the closer to
         "sampled", and the expected gradient at pi = pi_old is the same for every value, but for sigma.
     :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for its counterpart on the action
-        taken: PPO's clipped loss with (R_t - V~) / sigma replaces the sum and its correction, and everything else is the same
+        taken: PPO's clipped loss with (R_t - V~) / sigma replaces the sum and its correction, so ``beta`` and ``shrinkage``
+        have no effect on the policy; everything else is the same
     :param advantage_scale: Quantity that sigma averages over the minibatches: "corrected" for the root of
         mean_s sum_a pi A^2 + beta mean d^2, the size of the advantage together with its correction; "critic" for the root of
         mean_s sum_a pi A^2, which is small while the critic knows little, so that the correction becomes large; None for no
-        scaling (sigma = 1)
+        scaling (sigma = 1). With "sampled", the first two are the root of mean (R_t - V~)^2.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
@@ -264,11 +267,8 @@ class QPPO(OnPolicyAlgorithm):
             completed = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         if completed:
             if len(evaluations) != n_rollout_steps:
-                raise ValueError(
-                    f"The policy was called {len(evaluations)} times in a rollout of {n_rollout_steps} steps. A callback must "
-                    "not call it: use `predict`, `get_distribution`, `predict_values` or `evaluate_all_actions`. A policy "
-                    "with a `forward` of its own must call `super().forward` once."
-                )
+                # A callback called the policy too, or the policy has a `forward` of its own
+                evaluations = self._evaluate_again(rollout_buffer)
             q_values, log_probs = (th.stack(tensors).numpy(force=True) for tensors in zip(*evaluations, strict=True))
             # The log probabilities of all actions take the place of those of the actions taken
             rollout_buffer.log_probs = log_probs  # (n_steps, n_envs, n_actions)
@@ -276,13 +276,26 @@ class QPPO(OnPolicyAlgorithm):
             rollout_buffer.q_taken = q_taken  # type: ignore[attr-defined]  # (n_steps, n_envs, 1)
         return completed
 
+    @th.no_grad()
+    def _evaluate_again(self, rollout_buffer: RolloutBuffer) -> list[tuple[th.Tensor, th.Tensor]]:
+        """
+        :param rollout_buffer: A rollout of the current policy
+        :return: ``Q(s, a)`` and ``log pi(a|s)`` for each of its steps, shape (n_envs, n_actions) each
+        """
+        observations: Any = obs_as_tensor(rollout_buffer.observations, self.device)
+        if isinstance(observations, dict):
+            steps = [dict(zip(observations, step, strict=True)) for step in zip(*observations.values(), strict=True)]
+        else:
+            steps = list(observations)
+        return [self.policy.evaluate_all_actions(step) for step in steps]
+
     def train(self) -> None:
         """
         Update policy using the currently gathered rollout buffer.
         """
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
-        # Update optimizer learning rate
+        # Update optimizer learning rate, once it is known to be a number that can be used
         current_value("learning_rate", self.lr_schedule, self._current_progress_remaining)
         self._update_learning_rate(self.policy.optimizer)
         # Compute current clip range and entropy coefficient
@@ -304,15 +317,16 @@ class QPPO(OnPolicyAlgorithm):
                 # Weights of the actor loss
                 values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
                 advantages = shrink_advantages(q_values.detach() - values, old_log_probs, self.shrinkage)
-                td_errors = returns - values - advantages.gather(1, actions)  # (batch_size, 1)
-                sigma = self._update_sigma(log_probs.detach().exp(), advantages, td_errors)
+                sampled_advantages = returns - values  # (batch_size, 1)
+                td_errors = sampled_advantages - advantages.gather(1, actions)  # (batch_size, 1)
+                sigma = self._update_sigma(log_probs.detach().exp(), advantages, td_errors, sampled_advantages)
 
                 # Policy gradient loss
                 if self.policy_gradient == "all-action":
                     policy_loss = all_action_policy_loss(log_probs, advantages / sigma)
                     policy_loss = policy_loss + self.beta * clipped_policy_loss(ratio, td_errors / sigma, clip_range)
                 else:
-                    policy_loss = clipped_policy_loss(ratio, (returns - values) / sigma, clip_range)
+                    policy_loss = clipped_policy_loss(ratio, sampled_advantages / sigma, clip_range)
 
                 # Distance from the policy of the rollout
                 kl_loss = kl_divergence(old_log_probs, log_probs)
@@ -360,9 +374,9 @@ class QPPO(OnPolicyAlgorithm):
 
         # Logs
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name in minibatches[0]:
-            self.logger.record(f"train/{name}", np.mean([logged[name] for logged in minibatches]))
-        self.logger.record("train/kl", kl)
+        means = {name: np.mean([logged[name] for logged in minibatches]) for name in minibatches[0]}
+        for name, mean in {**means, "kl": kl}.items():
+            self.logger.record(f"train/{name}", mean)
         self.logger.record("train/kl_coef", self.kl_coef)
         self.logger.record("train/ent_coef", ent_coef)
         self.logger.record("train/clip_range", clip_range)
@@ -376,18 +390,24 @@ class QPPO(OnPolicyAlgorithm):
         if self.target_kl is not None:
             self._adapt_kl_coef(kl, self.target_kl)
 
-    def _update_sigma(self, action_probs: th.Tensor, advantages: th.Tensor, td_errors: th.Tensor) -> th.Tensor:
+    def _update_sigma(
+        self, action_probs: th.Tensor, advantages: th.Tensor, td_errors: th.Tensor, sampled_advantages: th.Tensor
+    ) -> th.Tensor:
         """
         :param action_probs: ``pi(a|s)``, shape (batch_size, n_actions)
         :param advantages: ``A(s, a)``, shape (batch_size, n_actions)
         :param td_errors: ``R_t - V~(s_t) - A(s_t, a_t)``, shape (batch_size, 1)
+        :param sampled_advantages: ``R_t - V~(s_t)``, shape (batch_size, 1)
         :return: sigma with this minibatch, scalar
         """
         if self.advantage_scale is None:
             return th.ones((), device=self.device)
-        mean_square = state_values(action_probs, advantages.square()).mean()
-        if self.advantage_scale == "corrected":
-            mean_square = mean_square + self.beta * td_errors.square().mean()
+        if self.policy_gradient == "sampled":
+            mean_square = sampled_advantages.square().mean()
+        else:
+            mean_square = state_values(action_probs, advantages.square()).mean()
+            if self.advantage_scale == "corrected":
+                mean_square = mean_square + self.beta * td_errors.square().mean()
         sigma = mean_square.sqrt()
         if self.sigma is not None:
             sigma = SIGMA_DECAY * self.sigma + (1 - SIGMA_DECAY) * sigma

@@ -202,7 +202,8 @@ def scale_of(model: QA2C | QPPO, batch: Batch) -> float:
     """
     if isinstance(model, QA2C):
         return 1.0
-    return model._update_sigma(batch.log_probs.exp(), *weights_of(batch, model.shrinkage)).item()
+    weights = *weights_of(batch, model.shrinkage), batch.returns - batch.values
+    return model._update_sigma(batch.log_probs.exp(), *weights).item()
 
 
 def gradient_of(model: QA2C | QPPO, loss: th.Tensor) -> th.Tensor:

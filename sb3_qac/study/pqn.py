@@ -9,9 +9,17 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, Schedule
 from stable_baselines3.common.utils import LinearSchedule, explained_variance
+from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from sb3_qac.common.checks import check_finite, check_integer, check_max_grad_norm, check_number
+from sb3_qac.common.checks import (
+    check_action_space,
+    check_finite,
+    check_integer,
+    check_max_grad_norm,
+    check_number,
+    check_policy_class,
+)
 from sb3_qac.common.losses import critic_loss
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy
 
@@ -72,7 +80,9 @@ class PQN(OnPolicyAlgorithm):
     SB3's rollout buffer computes its targets Q(lambda). With ``V(s) = max_a Q(s, a)``, the buffer's TD(lambda) returns are
     ``R_t = r_t + gamma [lambda R_{t+1} + (1 - lambda) max_a Q(s_{t+1}, a)]``. As in the paper, the optimizer is RAdam. The
     network needs layer normalisation, which is an option of the features extractors. The defaults are CleanRL's for Atari
-    games with 8 environments.
+    games with 8 environments, but for the learning rate, which falls to 0 there, and the network. ``hyperparams/pqn.yml`` has
+    both. Layers are normalised over all their units; the paper's code normalises convolutions over their channels, at each
+    position on its own. It also halves the squared error, so that its gradients are clipped at twice the norm.
 
     :param policy: The policy model to use (MlpPolicy or CnnPolicy)
     :param env: The environment to learn from, with ``Discrete`` actions
@@ -151,7 +161,14 @@ class PQN(OnPolicyAlgorithm):
             supported_action_spaces=(spaces.Discrete,),
         )
 
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do
+        check_action_space(env.action_space)
+        return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+
     def _setup_model(self) -> None:
+        check_policy_class(self.policy_class, EpsilonGreedyPolicy, self.policy_aliases)
         for name in ("gamma", "gae_lambda", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
             check_number(name, getattr(self, name), maximum=1)
         for name in ("n_steps", "batch_size", "n_epochs"):
