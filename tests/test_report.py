@@ -513,14 +513,15 @@ def test_published_figures_and_how_to_sync_stand_in_the_report(tmp_path):
 
 @pytest.fixture
 def two_games(tmp_path):
-    """Last mean returns of A2C are 2 and 20. PPO has not been run on the second game."""
+    """Last mean returns of A2C are 2 and 20. PPO has not been run on the second game, nor has a third seed of QPPO."""
     returns = {"a2c": [(1, 10), (3, 30)], "qppo": [(4, 20), (8, 100)]}
     for game, env_id in enumerate(("First-v0", "Second-v0")):
         for group, of_seeds in returns.items():
             for seed, lasts in enumerate(of_seeds):
                 evaluations = [[0, 0], [lasts[game] - 1, lasts[game] + 1]]
                 write_run(tmp_path / env_id, group, seed, evaluations, env_id=env_id, steps_per_second=100 / (game + 1))
-    write_run(tmp_path / "First-v0", "ppo", 0, [[0, 0], [9, 9]], env_id="First-v0")
+    for group, seed in ("ppo", 0), ("qppo", 2):
+        write_run(tmp_path / "First-v0", group, seed, [[0, 0], [9, 9]], env_id="First-v0")
     return tmp_path
 
 
@@ -541,7 +542,7 @@ def test_relative_returns_have_a_plot_and_a_table(two_games):
     assert "## Relative to a2c" in text and "(2.00 in First-v0 and 20.00 in Second-v0)" in text
     row = next(line for line in text.splitlines() if line.startswith("| qppo | 2 | 3.00 | "))
     assert row.endswith(" | 0.5 |")
-    assert "Left out, because the number of seeds is not the same in every environment: ppo." in text
+    assert "Left out, because they have no seed in every environment: ppo." in text
     with Image.open(two_games / "relative.png") as image:
         assert image.width == 10 * 85 and len(set(image.convert("RGB").getdata())) > 20
 
@@ -578,6 +579,13 @@ def test_what_cannot_be_a_reference_is_refused(reference, returns, message, two_
     with pytest.raises(SystemExit, match=f"report: .*{message}"):
         main(["report", str(folder), "--reference", reference])
     assert not (folder / "report.md").exists()
+
+
+def test_groups_are_compared_over_environments_by_the_seeds_that_they_have_in_each(two_games):
+    text = markdown(two_games, load_study(two_games), None)
+    assert "of the seeds that a group has in every environment: 2 of a2c and 2 of qppo." in text
+    # On the first game, 4 and 8 against 1 and 3; on the second, 100 is above 10 and 30, and 20 above 10 only
+    assert f"| qppo over a2c | {(1 + 3 / 4) / 2:.2f} |" in text
 
 
 def test_environments_without_a_common_evaluation_have_no_relative_returns(tmp_path):

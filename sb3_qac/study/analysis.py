@@ -16,6 +16,7 @@ from sb3_qac.study.statistics import (
     RelativeReturns,
     bootstrap,
     common_evaluations,
+    common_seeds,
     difference,
 )
 
@@ -108,25 +109,25 @@ def improvements(scores: dict[str, np.ndarray]) -> Iterator[str]:
 def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
     """
     :param envs: Records by environment
-    :return: lines of Markdown: probabilities of improvement over all environments, if groups and seeds are the same
-        everywhere; none if there is only one group
+    :return: lines of Markdown: probabilities of improvement over all environments, of the groups that have two seeds in
+        each; none if there is only one group
     """
     if all(len(groups) < 2 for groups in envs.values()):
         return
-    compared = {env_id: common_evaluations(groups) for env_id, groups in envs.items()}
-    shapes = {tuple((group, len(records)) for group, records in groups.items()) for groups in compared.values()}
-    without = [env_id for env_id, groups in compared.items() if _last_step(groups) is None]
-    shape = next(iter(shapes))
-    if len(shapes) > 1 or without or len(shape) < 2 or min(n for _, n in shape) < 2:
+    compared = [
+        common_evaluations({group: records for group, records in groups.items() if len(records) > 1})
+        for groups in common_seeds(envs).values()
+    ]
+    if len(compared[0]) < 2 or any(_last_step(groups) is None for groups in compared):
         yield "Not all environments have the same runs yet."
         return
-    yield f"The mean over {len(envs)} environments, each at the last evaluation that all its runs have."
+    yield (
+        f"The mean over {len(envs)} environments, each at the last evaluation that all its runs have, of the seeds that a "
+        f"group has in every environment: {_list(_counts(compared[0]))}."
+    )
     yield ""
     yield from improvements(
-        {
-            group: np.array([[record.means[-1] for record in groups[group]] for groups in compared.values()]).T
-            for group, _ in shape
-        }
+        {group: np.array([[record.means[-1] for record in groups[group]] for groups in compared]).T for group in compared[0]}
     )
 
 
@@ -138,8 +139,9 @@ def relative_table(relative: RelativeReturns) -> Iterator[str]:
     scales = _list([f"{scale:.2f} in {env_id}" for env_id, scale in relative.scales.items()])
     yield (
         f"Returns divided by the mean return of {relative.reference} after {relative.timesteps[-1]:,} steps ({scales}): their "
-        "interquartile mean over seeds and environments, with 95 % intervals of the stratified bootstrap. Time includes the "
-        "evaluations; it is the mean over environments of the median over seeds. Runs on a busy machine are slower."
+        "interquartile mean over environments and over the seeds that a group has in every one, with 95 % intervals of the "
+        "stratified bootstrap. Time includes the evaluations; it is the mean over environments of the median over seeds. Runs "
+        "on a busy machine are slower."
     )
     yield ""
     yield "| group | seeds | interquartile mean | 95 % bootstrap interval | minutes |"
@@ -151,7 +153,7 @@ def relative_table(relative: RelativeReturns) -> Iterator[str]:
         yield f"| {group} | {relative.n_seeds[group]} | {means[-1]:.2f} | {interval} | {time} |"
     if relative.left_out:
         yield ""
-        yield f"Left out, because the number of seeds is not the same in every environment: {_list(relative.left_out)}."
+        yield f"Left out, because they have no seed in every environment: {_list(relative.left_out)}."
 
 
 def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:

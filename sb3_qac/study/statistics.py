@@ -82,6 +82,28 @@ def common_evaluations(groups: Groups) -> Groups:
     return {name: [_at(record, common) for record in of_group] for name, of_group in begun.items()}
 
 
+def common_seeds(envs: dict[str, Groups]) -> dict[str, Groups]:
+    """
+    Reduce runs to the seeds that their group has in every environment, so that groups can be compared over environments.
+
+    :param envs: Records by environment
+    :return: the evaluated runs with these seeds. Groups without such a seed are left out.
+    """
+    seeds = [
+        {name: {record.settings["seed"] for record in records if len(record.timesteps)} for name, records in groups.items()}
+        for groups in envs.values()
+    ]
+    common = {name: set.intersection(*(of_env.get(name, set()) for of_env in seeds)) for name in seeds[0]}
+    return {
+        env_id: {
+            name: [record for record in groups[name] if record.settings["seed"] in kept]
+            for name, kept in common.items()
+            if kept
+        }
+        for env_id, groups in envs.items()
+    }
+
+
 def planned_steps(record: Record) -> np.ndarray:
     """
     :param record: Record of a run
@@ -183,7 +205,7 @@ class RelativeReturns:
     :param intervals: Their 95 % intervals, shape (2, n_evaluations); nan for a single seed
     :param minutes: Minutes of training to each evaluation by group, shape (n_evaluations,): the mean over environments of the
         median over seeds; nan if they are not known
-    :param left_out: Groups without the same number of seeds in every environment
+    :param left_out: Groups without a seed that they have in every environment
     """
 
     reference: str
@@ -199,19 +221,17 @@ class RelativeReturns:
 def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns:
     """
     :param envs: Records by environment
-    :param reference: Group with which all are compared. Groups that do not have the same number of seeds in every environment
-        are left out.
-    :return: the interquartile means of the relative returns
+    :param reference: Group with which all are compared
+    :return: the interquartile means of the relative returns, of the seeds that each group has in every environment
     :raises ValueError: if the reference is left out, its mean return is not positive somewhere, or the environments have no
         evaluation at the same steps
     """
-    compared = [common_evaluations(groups) for groups in envs.values()]
-    sizes = [{name: len(records) for name, records in groups.items()} for groups in compared]
-    n_seeds = {name: n for name, n in sizes[0].items() if all(size.get(name) == n for size in sizes)}
+    compared = [common_evaluations(groups) for groups in common_seeds(envs).values()]
+    n_seeds = {name: len(records) for name, records in compared[0].items()}
     if reference not in n_seeds:
         raise ValueError(
-            f"`reference` must be a group with the same number of evaluated seeds in every environment, but {reference!r} was "
-            f"given. There {'is ' + ', '.join(n_seeds) if n_seeds else 'is none'}."
+            f"`reference` must be a group with a seed that was evaluated in every environment, but {reference!r} was given. "
+            f"There is {', '.join(n_seeds) or 'none'}."
         )
     steps = functools.reduce(np.intersect1d, [groups[reference][0].timesteps for groups in compared])
     if not len(steps):
