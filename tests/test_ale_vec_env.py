@@ -136,12 +136,33 @@ def test_another_ale_py_is_refused_with_the_assumption_that_does_not_hold(change
         ("frame_skip", 0, 1),
         ("screen_size", 0, 1),
         ("num_threads", -1, 0),
-        ("seed", -1, 0),
     ],
 )
 def test_numbers_that_would_end_the_process_or_hang_are_refused(name, value, minimum):
     with pytest.raises(ValueError, match=f"`{name}` must be an integer, at least {minimum}, but {value} was given"):
         AleVecEnv(PONG, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(seed=2**63), "`seed` must be an integer, between 0 and 9223372036854775807, but 9223372036854775808"),
+        (dict(seed=-1), "`seed` must be an integer, between 0 and 9223372036854775807, but -1 was given"),
+        (dict(action_repeat_probability=2), "`action_repeat_probability` must be a finite number, between 0 and 1, but 2"),
+    ],
+)
+def test_numbers_that_ale_py_would_not_take_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        AleVecEnv(PONG, **arguments)
+
+
+@pytest.mark.parametrize("action", [-1, 6])
+def test_an_action_that_does_not_exist_is_refused_instead_of_waited_for(action):
+    env = AleVecEnv(PONG, n_envs=2)
+    env.reset()
+    with pytest.raises(ValueError, match=rf"Actions must be between 0 and 5, but \[0 {action}\] was given|\[ 0 -1\]"):
+        env.step(np.array([0, action]))
+    env.step(np.array([0, 5]))
 
 
 def play(env, n_steps, seed=0):

@@ -129,7 +129,7 @@ def test_without_a_figure_for_memory_the_table_says_so(tmp_path, monkeypatch):
         (["--until-return", "18", "--n-envs", "8", "16"], r"`n-envs` must be one number .*\[8, 16\]"),
         (["--until-return", "18", "--steps", "0"], "`steps` must be a finite number, at least 1, but 0"),
         (["--until-return", "18", "--n-envs", "0"], "`n_envs` must be a finite number, at least 1, but 0"),
-        (["--until-return", "nan"], "`stop_return` must be a finite number.*nan"),
+        (["--until-return", "nan"], "`until_return` must be a finite number.*nan"),
         (["--output", "speed.runs"], "`output` must be a JSON file, but speed.runs"),
         (["--output", "."], "`output` must be a JSON file"),
         (
@@ -137,6 +137,7 @@ def test_without_a_figure_for_memory_the_table_says_so(tmp_path, monkeypatch):
             r"`eval_freq` \(500\) must be at most `steps` \(200\)",
         ),
         (["--output", f"{__file__}/speed.json"], "cannot be made a folder"),
+        (["--until-return", "18", "--eval-episodes", "0"], "`eval_episodes` must be a finite number, at least 1, but 0"),
         (["--until-return", "18", "--eval-freq", "-5"], "`eval_freq` must be a finite number, at least 1, but -5"),
     ],
 )

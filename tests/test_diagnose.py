@@ -122,8 +122,12 @@ def test_results_of_runs_before_one_that_cannot_be_diagnosed_are_printed(monkeyp
 
     monkeypatch.setattr(diagnose, "diagnose_run", diagnose_run)
     with pytest.raises(SystemExit, match="diagnose: no run of a study"):
-        main(["diagnose", "good", "bad"])
-    assert "## good" in capsys.readouterr().out
+        main(["diagnose", "one/good", "other/good", "bad"])
+    printed = capsys.readouterr().out
+    assert "## one/good" in printed and "## other/good" in printed
+    with pytest.raises(SystemExit, match="diagnose: no run of a study"):
+        main(["diagnose", "one/good", "other/good", "bad", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"one/good": [], "other/good": []}
 
 
 @pytest.mark.parametrize(
@@ -395,7 +399,9 @@ def test_states_are_cloned_in_sb3s_environments(n_states, native, tmp_path, monk
         diagnose_run(Path(run.folder), n_states=n_states)
 
 
-@pytest.mark.parametrize(("argument", "least"), [("states", 0), ("repeats", 2)])
+@pytest.mark.parametrize(
+    ("argument", "least"), [("rollouts", 3), ("points", 1), ("threads", 1), ("states", 0), ("repeats", 2)]
+)
 def test_numbers_that_are_too_small_are_refused(argument, least, tmp_path):
     with pytest.raises(ValueError, match=f"`{argument}` must be a finite number, at least {least}"):
         diagnose_run(tmp_path, **{f"n_{argument}": least - 1})

@@ -1,16 +1,18 @@
 """Agents of a study, played again and exported."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3 import SAC
 
 from sb3_qac import QA2C
 from sb3_qac.__main__ import main
 from sb3_qac.common.vec_env import AleVecEnv
-from sb3_qac.study.agents import evaluate_agent
+from sb3_qac.study.agents import evaluate_agent, export_agent
 from sb3_qac.study.grid import make_grid, run_study
 
 
@@ -110,3 +112,42 @@ def test_a_run_without_an_agent_is_refused(run, tmp_path):
         main(["export", str(Path(run.folder).parent), str(tmp_path)])
     with pytest.raises(SystemExit, match=r"^evaluate: There is no run of a study in .*run.json"):
         main(["evaluate", str(folder / "run.json")])
+
+
+@pytest.mark.parametrize("missing", ["vecnormalize.pkl", "config.yml"])
+def test_an_agent_without_its_settings_or_its_statistics_is_not_played(missing, run, tmp_path):
+    """RL Zoo would begin new statistics, with which the agent plays badly."""
+    folder = tmp_path / "task1_seed-0"
+    shutil.copytree(run.folder, folder)
+    (folder / "Acrobot-v1" / missing).unlink()
+    for command in (["evaluate", str(folder)], ["export", str(folder), str(tmp_path / "agent")]):
+        with pytest.raises(SystemExit, match=f"^{command[0]}: There is no Acrobot-v1/{missing} in .*task1_seed-0"):
+            main(command)
+    assert not (tmp_path / "agent").exists()
+
+
+def test_an_export_that_fails_leaves_nothing_that_enjoy_would_play(run, tmp_path, monkeypatch):
+    def fail(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sb3_qac.study.agents.compress", fail)
+    assert main(["export", run.folder, str(tmp_path)]) == 130
+    assert list((tmp_path / "qa2c").iterdir()) == []
+
+
+def test_an_agent_whose_policy_has_no_optimizer_of_its_own_is_exported(tmp_path):
+    settings = dict(n_timesteps=120, eval_freq=120, n_eval_episodes=1, wandb="disabled", device="cpu")
+    (run,) = make_grid("Pendulum-v1", ["sac"], [0], tmp_path, hyperparams=dict(learning_starts=100), **settings)
+    assert run_study([run]) == {}
+    agent = SAC.load(export_agent(Path(run.folder), tmp_path / "agents"), device="cpu")
+    obs = np.zeros((1, 3), np.float32)
+    original = SAC.load(Path(run.folder, "Pendulum-v1.zip"), device="cpu")
+    np.testing.assert_array_equal(*(model.predict(obs, deterministic=True)[0] for model in (agent, original)))
+
+
+def test_a_large_seed_is_evaluated(run, tmp_path):
+    folder = tmp_path / "task1_seed-0"
+    shutil.copytree(run.folder, folder)
+    settings = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**settings, "seed": 2**32 - 1}))
+    assert -500 <= evaluate_agent(folder, 1)["sampled"] < 0

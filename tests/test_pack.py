@@ -325,6 +325,18 @@ def test_a_part_that_is_not_in_the_data_is_refused(packed):
         load_study(packed / "other")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [("settings.json", None, "FileNotFoundError"), ("runs.csv", "a,b\n1,2\n", "KeyError"), ("runs.csv", "", "EmptyDataError")],
+)
+def test_a_packed_study_with_a_damaged_file_is_refused_by_its_name(name, content, error, packed, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(packed, folder)
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    with pytest.raises(SystemExit, match=rf"^report: The packed study in .*damaged cannot be read, .*{error}"):
+        main(["report", str(folder)])
+
+
 def test_diagnoses_are_plain_json(live, packed):
     with gzip.open(packed / "curves.csv.gz", "rt") as file:
         assert file.readline().startswith("run,step,")

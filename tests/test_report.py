@@ -434,6 +434,8 @@ def test_runs_with_different_hyperparameters_are_told(tmp_path):
         "n_epochs is 10 (qppo_seed-0), 10 (qppo_seed-1), 2 (qppo_seed-2).\n" in text
     )
     shutil.rmtree(tmp_path / "qppo_seed-2")
+    # A run that has just begun
+    shutil.rmtree(tmp_path / "qppo_seed-0" / "Game-v0")
     assert "different hyperparameters" not in markdown(tmp_path, load_study(tmp_path), None)
 
 
@@ -543,6 +545,7 @@ def test_relative_returns_have_a_plot_and_a_table(two_games):
     row = next(line for line in text.splitlines() if line.startswith("| qppo | 2 | 3.00 | "))
     assert row.endswith(" | 0.5 |")
     assert "Left out, because they have no seed in every environment: ppo." in text
+    assert "An interval over 2 seeds says little" in text[text.index("## Relative to") : text.index("## First-v0")]
     with Image.open(two_games / "relative.png") as image:
         assert image.width == 10 * 85 and len(set(image.convert("RGB").getdata())) > 20
 
@@ -560,6 +563,17 @@ def test_relative_returns_of_a_single_seed_have_no_interval(tmp_path):
     status = tmp_path / "task1_seed-0" / "status.json"
     status.write_text(json.dumps({**json.loads(status.read_text()), "seconds": 0}))
     assert "| all-action | 1 | 1.00 | - | - |" in write_report(tmp_path, reference="task1").read_text()
+
+
+def test_relative_returns_of_a_single_evaluation_can_be_seen(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path, "a2c", seed, [[1, 1 + seed]])
+    write_report(tmp_path, reference="a2c")
+    with Image.open(tmp_path / "relative.png") as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    # The first colour of matplotlib, without that of the legend's line: the left two thirds of the panels are below it
+    blue = np.abs(pixels - [31, 119, 180]).sum(axis=2) < 60
+    assert blue[100:, :].sum() > 50
 
 
 @pytest.mark.parametrize(

@@ -652,7 +652,7 @@ def test_a_file_of_hyperparameters_is_checked_before_any_training(text, message,
     [
         (["--device", "cuda"], "`device` is 'cuda', but PyTorch finds no GPU. Use 'cpu', or 'auto'"),
         (["--device", "gpu"], "`device` must be 'auto', 'cpu' or 'cuda'.* but 'gpu' was given"),
-        (["--seeds", "99999999999"], "`seeds` must be a finite number, between 0 and 4.*e.09, but 99999999999"),
+        (["--seeds", "99999999999"], "`seeds` must be an integer, between 0 and 4294967295, but 99999999999"),
     ],
 )
 def test_what_every_run_would_fail_by_is_refused_at_the_start(arguments, message, tmp_path, monkeypatch):
@@ -768,14 +768,22 @@ def test_after_ctrl_c_a_command_says_so_and_ends_as_shells_expect(arguments, int
     assert capsys.readouterr().err == f"{said}\n"
 
 
+def test_after_ctrl_c_a_study_names_the_runs_that_begin_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sb3_qac.study.grid.run_study", Mock(side_effect=KeyboardInterrupt))
+    assert main(["study", "cartpole", "--algos", "qa2c", "dqn", "--output", str(tmp_path)]) == 130
+    said = "study: interrupted; the same command resumes it, but unfinished runs of dqn begin again.\n"
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["CartPol-v1"], r"Did you mean: `CartPole`\? Short names are pong"),
         (["Pogn-v4"], "Pogn.*Short names are pong"),
         (["pong", "--jobs", "0"], "`jobs`"),
         (["pong", "--threads", "0"], "`threads`"),
         (["pong", "--steps", "-5"], "`steps`"),
-        (["pong", "--seeds", "-1"], "`seeds` must be an integer, at least 0, but -1"),
+        (["pong", "--seeds", "-1"], "`seeds` must be an integer, between 0 and 4294967295, but -1"),
         (["pong", "--ray", "nonsense"], "HOST:PORT"),
         (["ladder", "--algos", "trpo"], "no rung trpo. There are reinforce-episode"),
     ],

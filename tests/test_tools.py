@@ -88,7 +88,7 @@ def test_a_video_shows_a_game(study, capsys):
 def test_a_diagnosis_measures_its_gradients_and_plays_actions_on_purpose(study, tmp_path, capsys):
     run = study / "qppo_seed-0"
     assert main(["diagnose", str(run), *"--rollouts 3 --points 2 --states 8 --repeats 2 --json".split()]) == 0
-    points = json.loads(capsys.readouterr().out)["qppo_seed-0"]
+    points = json.loads(capsys.readouterr().out)[str(run)]
     model = QPPO.load(run / "CartPole-v1.zip", device="cpu")
     # The running scale, moved by one rollout
     assert points[1]["scale"] == pytest.approx(model.sigma, rel=0.05)

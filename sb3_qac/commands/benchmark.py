@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     :raises ValueError: for a value that is not allowed, or if a training failed
     """
     from sb3_qac.common.allocator import keep_freed_memory
+    from sb3_qac.common.checks import check_number
     from sb3_qac.common.files import make_folder
     from sb3_qac.study.benchmark import contenders_of, run_benchmark
     from sb3_qac.study.until_return import run_until_return
@@ -131,6 +133,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--{option} is for the speed of training: leave `--until-return` out, or this option.")
     if args.n_envs is not None and len(args.n_envs) > 1:
         raise ValueError(f"`n-envs` must be one number with --until-return, but {args.n_envs} was given.")
+    # By the names of the options; the settings of a run have others
+    check_number("until_return", args.until_return, minimum=-math.inf)
+    for name in ("steps", "eval_freq", "eval_episodes"):
+        if (value := getattr(args, name)) is not None:
+            check_number(name, value, minimum=1)
     keep_freed_memory()
     asked = {"seeds": args.seeds, "n_timesteps": args.steps, "n_eval_episodes": args.eval_episodes}
     return run_until_return(

@@ -44,15 +44,18 @@ def run(args: argparse.Namespace) -> int:
     """
     from sb3_qac.study.diagnose import diagnose_run, tables
 
-    results = {}
+    results, failure = {}, None
     try:
         for folder in args.folders:
             result = diagnose_run(folder, args.rollouts, args.points, args.threads, args.states, args.repeats)
-            results[folder.name] = result
+            # Not its name, which runs on other environments have too
+            results[str(folder)] = result
             if not args.json:
-                print("\n".join([f"## {folder.name}", "", *tables(result), ""]), flush=True)
+                print("\n".join([f"## {folder}", "", *tables(result), ""]), flush=True)
     except ValueError as error:
-        sys.exit(f"diagnose: {error}")
+        failure = f"diagnose: {error}"
     if args.json:
         print(json.dumps(results, indent=1))
+    if failure is not None:
+        sys.exit(failure)
     return 0

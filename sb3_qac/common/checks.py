@@ -72,15 +72,27 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
         raise ValueError(f"`{name}` must be a finite number{limits}, but {value!r} was given.")
 
 
-def check_integer(name: str, value: Any, minimum: int) -> None:
+def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> None:
     """
     :param name: Name of the parameter, for the message
     :param value: Value given
     :param minimum: Smallest value allowed
-    :raises ValueError: if it is not an integer (Python's or NumPy's), or is too small
+    :param maximum: Largest value allowed; None for no limit
+    :raises ValueError: if it is not an integer (Python's or NumPy's) between the two
     """
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < minimum:
-        raise ValueError(f"`{name}` must be an integer, at least {minimum}, but {value!r} was given.")
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < minimum or (maximum is not None and value > maximum):
+        limits = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
+        raise ValueError(f"`{name}` must be an integer, {limits}, but {value!r} was given.")
+
+
+def check_seed(name: str, value: Any) -> None:
+    """
+    :param name: Name of the parameter, for the message
+    :param value: Value given
+    :raises ValueError: if NumPy does not take it as a seed
+    """
+    check_integer(name, value, minimum=0, maximum=2**32 - 1)
 
 
 def check_max_grad_norm(value: Any) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+import yaml
 from rl_zoo3.utils import ALGOS, get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -21,6 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
+from sb3_qac.study.loading import ConfigLoader
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, read_run
 from sb3_qac.study.snapshots import save_for_playing
@@ -36,13 +38,19 @@ def final_agent(run: Run, folder: Path) -> Path:
     :param run: Settings of a run
     :param folder: Its folder
     :return: the file of its final agent
-    :raises ValueError: if the run is not finished, or its agent is gone
+    :raises ValueError: if the run is not finished, or its agent, settings or statistics of normalisation are gone
     """
     agent = folder / f"{run.env_id.replace('/', '-')}.zip"
+    config = agent.with_suffix("") / "config.yml"
     if not replace(run, folder=str(folder)).finished:
         raise ValueError(f"There is no final agent in {folder}: the run is not finished.")
-    if not agent.is_file():
-        raise ValueError(f"There is no {agent.name} in {folder}, although the run is finished.")
+    needed = [agent, config]
+    if config.is_file() and yaml.load(config.read_text(), ConfigLoader).get("normalize"):
+        # RL Zoo would begin new statistics without a word
+        needed.append(config.with_name("vecnormalize.pkl"))
+    for path in needed:
+        if not path.is_file():
+            raise ValueError(f"There is no {path.relative_to(folder)} in {folder}, although the run is finished.")
     return agent
 
 
@@ -91,7 +99,7 @@ def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
     check_number("episodes", n_episodes, minimum=1)
     register()
     run = read_run(folder)
-    seed = FIRST_SEED + N_ENVS * run.seed
+    seed = (FIRST_SEED + N_ENVS * run.seed) % 2**32
     result: dict[str, Any] = {"env": run.env_id, "run": folder.name, "episodes": n_episodes}
     n_envs = min(N_ENVS, n_episodes)
     with tempfile.TemporaryDirectory() as scratch, player_env(run, folder, Path(scratch), n_envs) as (env, model):
@@ -120,8 +128,8 @@ def evaluation_line(result: dict[str, Any]) -> str:
 def export_agent(folder: Path, output: Path) -> Path:
     """
     Write the final agent of a run as a small file, where RL Zoo's ``enjoy`` and ``record_video`` find it. The file is
-    compressed and has no optimizer state. Layers that a bfloat16 network rounds before use are stored already rounded. The
-    agent plays exactly the same. Agents that are there already stay.
+    compressed and has no state of the policy's optimizer. Layers that a bfloat16 network rounds before use are stored already
+    rounded. The agent plays exactly the same. Agents that are there already stay.
 
     :param folder: Folder of a finished run of a study
     :param output: RL Zoo's folder of logs
@@ -135,20 +143,22 @@ def export_agent(folder: Path, output: Path) -> Path:
     name = run.env_id.replace("/", "-")
     model = ALGOS[run.algo].load(final_agent(run, folder), device="cpu")
     model.tensorboard_log = None
-    extractor = model.policy.features_extractor
+    # SAC's policy has none of its own
+    extractor = getattr(model.policy, "features_extractor", None)
     if isinstance(extractor, LeanNatureCNN) and extractor.dtype == th.bfloat16:
         # Not the first layer: it is divided by 255 before it is rounded
         for parameter in [*extractor.cnn[2:].parameters(), *extractor.linear.parameters()]:
             parameter.data = parameter.data.to(th.bfloat16)
-    # As RL Zoo numbers trainings. `enjoy` plays the last one
+    # As RL Zoo numbers trainings. `enjoy` plays the last one, so it must be whole
     number = get_latest_run_id(str(output / run.algo), name) + 1
-    kept = make_folder(output / run.algo / f"{name}_{number}") / f"{name}.zip"
-    shutil.copytree(
-        folder / name, kept.with_suffix(""), dirs_exist_ok=True, ignore=shutil.ignore_patterns("args.yml", "command.txt")
-    )
-    save_for_playing(model, kept)
-    compress(kept)
-    return kept
+    kept = output / run.algo / f"{name}_{number}"
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=make_folder(kept.parent)) as scratch:
+        made = Path(scratch, kept.name)
+        shutil.copytree(folder / name, made / name, ignore=shutil.ignore_patterns("args.yml", "command.txt"))
+        save_for_playing(model, made / f"{name}.zip")
+        compress(made / f"{name}.zip")
+        made.rename(kept)
+    return kept / f"{name}.zip"
 
 
 def compress(path: Path) -> None:

@@ -85,7 +85,11 @@ def statistics(groups: Groups) -> Iterator[str]:
         yield from improvements(scores)
         yield ""
         yield "The intervals are not corrected for multiple comparisons."
-    if n_seeds < 5:
+    yield from _few(n_seeds)
+
+
+def _few(n_seeds: int) -> Iterator[str]:
+    if 1 < n_seeds < 5:
         yield ""
         yield f"An interval over {n_seeds} seeds says little: the bootstrap resamples only these {n_seeds} values."
 
@@ -151,6 +155,7 @@ def relative_table(relative: RelativeReturns) -> Iterator[str]:
         interval = "-" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
         time = "-" if np.isnan(minutes) else f"{minutes:.1f}"
         yield f"| {group} | {relative.n_seeds[group]} | {means[-1]:.2f} | {interval} | {time} |"
+    yield from _few(min(relative.n_seeds.values()))
     if relative.left_out:
         yield ""
         yield f"Left out, because they have no seed in every environment: {_list(relative.left_out)}."

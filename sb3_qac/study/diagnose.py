@@ -34,6 +34,8 @@ from sb3_qac.zoo import register
 
 # Algorithms with a critic Q(s, a) and an actor, by their names in RL Zoo
 DIAGNOSED = ("qa2c", "qppo")
+# The square of an expected gradient needs two, and its error leaves out each in turn
+MIN_ROLLOUTS = 3
 
 
 def judge_critic(q_values: np.ndarray, probs: np.ndarray, actions: np.ndarray, returns: np.ndarray) -> dict[str, float]:
@@ -101,8 +103,7 @@ def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_rep
     :return: ``estimators`` (see ``GradientMoments.summary``, and milliseconds for a gradient), ``scale`` (what their losses
         are divided by), ``critic`` (see ``judge_critic``), and with states ``branches`` (see ``judge_branches``)
     """
-    # An expected gradient needs two, and its error leaves out each in turn
-    check_number("n_rollouts", n_rollouts, minimum=3)
+    check_number("n_rollouts", n_rollouts, minimum=MIN_ROLLOUTS)
     env, steps = model.env, model.num_timesteps
     assert env is not None
     _, callback = model._setup_learn(n_rollouts * model.n_steps * model.n_envs, callback=NoCallback())
@@ -178,8 +179,9 @@ def diagnose_run(
     :return: the result of ``diagnose_model`` at each point
     :raises ValueError: if the folder has no run of QA2C or QPPO with snapshots
     """
-    check_number("n_points", n_points, minimum=1)
-    check_number("n_threads", n_threads, minimum=1)
+    check_number("rollouts", n_rollouts, minimum=MIN_ROLLOUTS)
+    check_number("points", n_points, minimum=1)
+    check_number("threads", n_threads, minimum=1)
     check_number("states", n_states)
     check_number("repeats", n_repeats, minimum=2)
     run = read_run(folder)

@@ -25,7 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
-from sb3_qac.common.checks import check_device, check_integer, check_number
+from sb3_qac.common.checks import check_device, check_number, check_seed
 from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
@@ -91,8 +91,7 @@ def make_grid(
             # Not a number is not even equal to itself, so the run could not be resumed
             check_number(name, settings[name], minimum=-math.inf)
     for seed in seeds:
-        check_integer("seeds", seed, minimum=0)
-        check_number("seeds", seed, maximum=2**32 - 1)
+        check_seed("seeds", seed)
     check_device(settings.get("device", "auto"))
     runs = []
     for env_id, group, seed in itertools.product(env_ids, groups, seeds):
@@ -114,7 +113,9 @@ def _check_env(env_id: str) -> None:
     try:
         gym.spec(env_id)
     except gym.error.Error as error:
-        raise ValueError(f"{str(error).rstrip('.')}. Short names are {', '.join(STUDIES)}.") from None
+        raise ValueError(
+            f"{error}{'' if str(error).endswith(('.', '?')) else '.'} Short names are {', '.join(STUDIES)}."
+        ) from None
 
 
 def check_hyperparams(runs: Sequence[Run]) -> None:

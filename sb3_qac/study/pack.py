@@ -228,7 +228,18 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
     :param folder: Folder of a packed study
     :param part: Part of the study, "" for the study itself
     :return: records of its runs; none if there is no such part
+    :raises ValueError: if a file of it is missing or damaged
     """
+    try:
+        return _load_pack(folder, part)
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"The packed study in {folder} cannot be read, because a file is missing or damaged ({type(error).__name__}: "
+            f"{error}). Pack it again, or take the files from the repository."
+        ) from error
+
+
+def _load_pack(folder: Path, part: str) -> list[Record]:
     text = dict.fromkeys(("study", "run", "name", "environment", "group", "algo", "commit"), str)
     runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype=text, keep_default_na=False, na_values=NO_VALUE)
     runs = runs[[study.partition("/")[2] == part for study in runs["study"]]]

@@ -1,6 +1,7 @@
 """The report of a study, finished or not: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
 
 import io
+import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -149,9 +150,11 @@ def draw_relative(relative: RelativeReturns, path: Path) -> None:
     from matplotlib.ticker import EngFormatter
 
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    # A line through a single evaluation would not be seen
+    marker = "o" if len(relative.timesteps) == 1 else ""
     for (group, means), style in zip(relative.means.items(), _styles(relative.means), strict=True):
         for panel, x in zip(panels, (relative.timesteps, relative.minutes[group]), strict=True):
-            panel.plot(x, means, **style, linewidth=2, label=group)
+            panel.plot(x, means, **style, linewidth=2, label=group, marker=marker)
             panel.fill_between(x, *relative.intervals[group], color=style["color"], alpha=0.2, linewidth=0)
     panels[0].set_xlabel("environment steps")
     panels[0].xaxis.set_major_formatter(EngFormatter())
@@ -320,13 +323,14 @@ def _different(envs: dict[str, Groups]) -> list[str]:
     lines = []
     for env_id, groups in envs.items():
         for group, records in groups.items():
-            found = [record.settings.get("resolved_hyperparams") or {} for record in records]
+            # A run that has just begun has none yet
+            found = {record.name: known for record in records if (known := record.settings.get("resolved_hyperparams"))}
             # The number of steps of a preset, which `--steps` may have replaced
-            names = {name for hyperparams in found for name in hyperparams} - {"n_timesteps"}
+            names = {name for hyperparams in found.values() for name in hyperparams} - {"n_timesteps"}
             parts = [
-                f"{name} is " + ", ".join(f"{x.get(name)} ({record.name})" for x, record in zip(found, records, strict=True))
+                f"{name} is " + ", ".join(f"{hyperparams.get(name)} ({run})" for run, hyperparams in found.items())
                 for name in sorted(names)
-                if any(x.get(name) != found[0].get(name) for x in found if x)
+                if any(x.get(name) != y.get(name) for x, y in itertools.pairwise(found.values()))
             ]
             if parts:
                 lines += [f"**The runs of {group} on {env_id} have different hyperparameters:** {'; '.join(parts)}.", ""]

@@ -19,7 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
-from sb3_qac.common.checks import check_integer, check_number
+from sb3_qac.common.checks import check_integer, check_number, check_seed
 from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.study.catalogue import STUDIES, TASKS
 from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, make_grid, run_study
@@ -224,7 +224,7 @@ def check_search(search: Search) -> None:
     check_references(search.references)
     for name, value in {"eval_freq": search.eval_freq, "eval_episodes": search.eval_episodes}.items():
         check_integer(name, value, minimum=1)
-    check_integer("seed", search.seed, minimum=0)
+    check_seed("seed", search.seed)
     for name in ("references", "algorithms", "rounds"):
         if not getattr(search, name):
             raise ValueError(f"A search has at least one {name[:-1]}, but `{name}` is empty.")
@@ -235,7 +235,7 @@ def check_search(search: Search) -> None:
         if each.seeds == []:
             raise ValueError("A round has at least one seed, but `seeds` is empty.")
         for seed in each.seeds:
-            check_integer("seeds", seed, minimum=0)
+            check_seed("seeds", seed)
 
 
 def check_references(references: dict[str, float]) -> None:

@@ -1,5 +1,6 @@
 """Snapshots of a training: models without training-only state, and the statistics of normalised environments."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,17 +45,18 @@ class SnapshotCallback(BaseCallback):
 
 def save_for_playing(model: BaseAlgorithm, path: Path) -> None:
     """
-    Save a model for SB3's ``load`` without the state of its optimizer and without its last observations, at half the size.
+    Save a model for SB3's ``load`` without its last observations and without the state of the policy's optimizer, which is
+    half the size. The optimizers of SAC's actor and critics stay.
 
-    :param model: Model with a single optimizer, that of its policy
+    :param model: Model
     :param path: File to write
     """
-    optimizer = model.policy.optimizer
-    state, optimizer.state = optimizer.state, type(optimizer.state)(dict)
-    try:
+    optimizer = getattr(model.policy, "optimizer", None)
+    with contextlib.ExitStack() as stack:
+        if optimizer is not None:
+            stack.callback(setattr, optimizer, "state", optimizer.state)
+            optimizer.state = type(optimizer.state)(dict)
         model.save(path, exclude=["_last_obs", "_last_original_obs", "ep_info_buffer", "ep_success_buffer"])
-    finally:
-        optimizer.state = state
 
 
 def points_of(snapshots: Sequence[Path], n_points: int) -> list[Path]:

@@ -1,5 +1,6 @@
 """Videos of trained agents: whole games, with sampled and with greedy actions."""
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,16 +38,16 @@ def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, g
     register()
     run = read_run(folder)
     returns: dict[str, list[float]] = {}
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        player_env(run, folder, Path(scratch), render_mode="rgb_array") as (env, model),
-    ):
-        make_folder(output)
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        env, model = stack.enter_context(player_env(run, folder, scratch, render_mode="rgb_array"))
+        # The videos of an earlier call stay until these are complete
+        videos = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".video-", dir=make_folder(output))))
         for name, deterministic in {"sampled": False, "greedy": True}.items():
             set_random_seed(run.seed)
             env.seed(run.seed)
             beginning: list[Any] = []
-            with imageio.get_writer(output / f"{name}.mp4", fps=fps, macro_block_size=1) as writer:
+            with imageio.get_writer(videos / f"{name}.mp4", fps=fps, macro_block_size=1) as writer:
                 for image in play(model, env, n_games, deterministic, returns.setdefault(name, [])):
                     writer.append_data(image)  # type: ignore[attr-defined]
                     if len(beginning) < 2 * GIF_FRAMES:
@@ -55,7 +56,9 @@ def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, g
                 # Half as many images, and half the size unless they are as small as Atari's
                 stride = 2 if beginning[0].shape[1] > 300 else 1
                 images = [image[::stride, ::stride] for image in beginning[::2]]
-                imageio.mimwrite(output / f"{name}.gif", images, duration=2000 / fps, loop=0)
+                imageio.mimwrite(videos / f"{name}.gif", images, duration=2000 / fps, loop=0)
+        for path in videos.iterdir():
+            path.replace(output / path.name)
     return returns
 
 

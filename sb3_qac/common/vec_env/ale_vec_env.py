@@ -13,7 +13,7 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_qac.common.checks import check_integer, check_package
+from sb3_qac.common.checks import check_integer, check_number, check_package
 
 FIRE = 1
 # After so many steps, an environment gets a new seed at the end of its game. The actions since then determine its state (see
@@ -78,7 +78,9 @@ class AleVecEnv(VecEnv):
         check_integer("screen_size", screen_size, minimum=1)
         check_integer("num_threads", num_threads, minimum=0)
         if seed is not None:
-            check_integer("seed", seed, minimum=0)
+            # NumPy's largest integer, for the last environment
+            check_integer("seed", seed, minimum=0, maximum=2**63 - n_envs)
+        check_number("action_repeat_probability", action_repeat_probability, maximum=1)
         self.spec = gym.spec(env_id)
         game = game_arguments(self.spec)
         self.terminal_on_life_loss = terminal_on_life_loss
@@ -180,6 +182,9 @@ class AleVecEnv(VecEnv):
         if self._fire_on_life_loss and self._life_lost.any():
             actions = np.where(self._life_lost, FIRE, actions)
         actions = np.asarray(actions, dtype=np.int64)
+        if actions.min() < 0 or actions.max() >= self.action_space.n:  # type: ignore[attr-defined]
+            # ale-py's threads would never answer
+            raise ValueError(f"Actions must be between 0 and {self.action_space.n - 1}, but {actions} was given.")  # type: ignore[attr-defined]
         self._actions += actions.astype(np.uint8).tobytes()
         self._n_steps += 1
         self._envs.send(actions)
