@@ -304,6 +304,27 @@ def test_the_table_of_a_search_with_longer_runs_is_refused(tmp_path, monkeypatch
         run_search(make_search(tmp_path, rounds=CONTENT["rounds"][:1]), ["a2c"], tmp_path)
 
 
+def test_a_run_that_another_machine_did_not_finish_stays_in_the_table_and_is_trained(tmp_path, monkeypatch):
+    search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
+    monkeypatch.setattr(module, "run_study", FakeTraining())
+    assert run_search(search, ["a2c"], tmp_path) == {}
+    (run,) = tmp_path.glob("round-1/a2c/03/CartPole-v1/*")
+    (run / "status.json").write_text(json.dumps({"finished": False, "steps": 100, "seconds": 1}))
+    table = tmp_path / module.RUNS_FILE
+    table.unlink()
+    module.write_search(search, tmp_path)
+    unfinished = table.read_text()
+    assert "a2c,3,1,CartPole-v1,0,100,,,1," in unfinished
+    # On another machine, which has only the two files
+    shutil.rmtree(tmp_path / "round-1")
+    module.write_search(search, tmp_path)
+    assert table.read_text() == unfinished
+    monkeypatch.setattr(module, "run_study", training := FakeTraining())
+    assert run_search(search, ["a2c"], tmp_path) == {}
+    assert training.calls == [[("a2c-3_seed-0", "CartPole-v1", 200)]]
+    assert ",100,,,1," not in table.read_text()
+
+
 def test_a_run_that_is_unfinished_here_and_finished_in_the_table_is_not_trained_again(tmp_path, monkeypatch):
     search = make_search(tmp_path, rounds=CONTENT["rounds"][:1])
     monkeypatch.setattr(module, "run_study", training := FakeTraining())
@@ -494,7 +515,7 @@ def changed(algorithm=None, **content):
         (changed(rounds=[{"candidates": 2, "seeds": [], "steps": 200}]), "at least one seed"),
         (changed(rounds=[]), "at least one round"),
         (changed(references={}), "at least one reference"),
-        (changed(seed=1.5), "`seed` must be an integer, at least 0, but 1.5"),
+        (changed(seed=1.5), "`seed` must be an integer, between 0 and 4294967295, but 1.5"),
         ({**CONTENT, "algorithms": {}}, "at least one algorithm"),
         (changed(round=3), "Search has no entry 'round'. Its entries are references, rounds"),
         (changed(rounds=[{"candidate": 2, "seeds": [0], "steps": 200}]), "Round has no entry 'candidate'. Its entries are"),

@@ -344,8 +344,9 @@ def trials_of(search: Search, name: str, number: int, folder: Path, **settings: 
         for run in runs:
             row = {"algo": name, "candidate": candidate.number, "round": number, "env": run.env_id, "seed": run.seed}
             in_table, in_folder = table.get(tuple(row.values())), row_of(run, row)
-            # Unfinished here, it may have been finished on another machine
-            rows.append(in_folder if run.finished and in_folder else in_table or in_folder)
+            # Unfinished here, it may have been finished on the machine that wrote the table
+            known = [x for x in (in_folder, in_table) if x is not None]
+            rows.append(min(known, key=lambda x: math.isnan(x["return"]), default=None))
         returns = np.array([row["return"] if row else math.nan for row in rows]).reshape(len(references), -1)
         trials.append(Trial(name, number, candidate, runs, rows, returns, returns / references[:, None]))
     return trials
@@ -376,7 +377,7 @@ def read_table(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     The table stands for runs whose folders are not there, such as those that another machine has trained.
 
     :param folder: Folder of a search
-    :return: rows of the finished runs in its table, by algorithm, candidate, round, environment and seed
+    :return: rows of its table, by algorithm, candidate, round, environment and seed; the return of an unfinished run is nan
     :raises ValueError: if it is not a table of a search, is cut off, or has two results of a run
     """
     path = folder / RUNS_FILE
@@ -394,9 +395,9 @@ def read_table(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
         reason = f"a row is incomplete, or has no number as {', '.join(wrong)}"
         raise ValueError(f"{path} is not the table of a search: {reason}.")
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in table.dropna(subset="return").to_dict("records"):
+    for row in table.drop_duplicates().to_dict("records"):
         key = (row["algo"], row["candidate"], row["round"], row["env"], row["seed"])
-        if row != rows.setdefault(key, row):
+        if rows.setdefault(key, row) is not row:
             raise ValueError(f"{path} has two different rows of {', '.join(map(str, key))}. Remove one of them.")
     return rows
 
@@ -473,7 +474,7 @@ def check_same_candidates(search: Search, folder: Path) -> None:
             raise ValueError(f"{message} is not in the search. {advice}")
         if candidate not in now[name] or before.get(name, {}).get(candidate) != now[name][candidate]:
             raise ValueError(f"{message} has other hyperparameters in the search. {advice}")
-        if row["steps"] < this.steps:
+        if not math.isnan(row["return"]) and row["steps"] < this.steps:
             steps = f"ended after {row['steps']:,} steps, and has {this.steps:,} in the search"
             raise ValueError(f"{message} {steps}. {advice}")
         for entry, value in settings.items():
