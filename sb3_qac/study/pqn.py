@@ -79,10 +79,11 @@ class PQN(OnPolicyAlgorithm):
 
     SB3's rollout buffer computes its targets Q(lambda). With ``V(s) = max_a Q(s, a)``, the buffer's TD(lambda) returns are
     ``R_t = r_t + gamma [lambda R_{t+1} + (1 - lambda) max_a Q(s_{t+1}, a)]``. As in the paper, the optimizer is RAdam. The
-    network needs layer normalisation, which is an option of the features extractors. The defaults are CleanRL's for Atari
-    games with 8 environments, but for the learning rate, which falls to 0 there, and the network. ``hyperparams/pqn.yml`` has
-    both. Layers are normalised over all their units; the paper's code normalises convolutions over their channels, at each
-    position on its own. It also halves the squared error, so that its gradients are clipped at twice the norm.
+    paper's network has layer normalisation, which is an option of the features extractors. The defaults are CleanRL's for
+    Atari games with 8 environments, but for the learning rate, which falls to 0 there, and the network.
+    ``hyperparams/pqn.yml`` has both. Layers are normalised over all their units; the paper's code normalises convolutions over
+    their channels, at each position on its own. It also halves the squared error, so that its gradients are clipped at twice
+    the norm.
 
     :param policy: The policy model to use (MlpPolicy or CnnPolicy)
     :param env: The environment to learn from, with ``Discrete`` actions
