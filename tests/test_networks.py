@@ -140,7 +140,7 @@ LAYERS = (th.nn.Conv2d, th.nn.Linear)
 @pytest.mark.filterwarnings("ignore:.*mini-?batch:UserWarning")
 @pytest.mark.parametrize(("env_id", "peers"), [(MINATAR, ("pqn", "ppo", "qppo-sampled")), (PONG, ("pqn",))])
 def test_qppo_is_compared_with_its_peers_on_the_same_trunk(env_id, peers, tmp_path):
-    """Normalisation is no part of the trunk: on MinAtar each algorithm's search chooses it, on Atari PQN has it as published."""
+    """Normalisation is no part of the trunk: on MinAtar the searches chose it, on Atari PQN has it as published."""
 
     def trunk(name):
         model = study_model(name, tmp_path / name, env_id=env_id)
