@@ -556,6 +556,19 @@ def test_a_report_without_a_reference_leaves_no_plot_of_an_earlier_one(two_games
         assert len(list(two_games.glob("relative.*"))) == n_plots
 
 
+def test_a_report_names_the_command_that_draws_an_omitted_plot(two_games):
+    assert main(["report", str(two_games)]) == 0
+    assert (two_games / "curves.png").is_file()
+    omit = ["--omit", "curves", "relative"]
+    assert main(["report", str(two_games), "--goal", "18", "--reference", "a2c", *omit]) == 0
+    text = (two_games / "report.md").read_text()
+    assert sorted(path.stem for path in two_games.glob("*.png")) == ["evaluations"] and "(evaluations.png)" in text
+    line = f"This plot is not kept here. `python -m sb3_qac report {two_games} --goal 18 --reference a2c` draws it."
+    assert text.count(line) == 2 and ".png" not in text.replace("evaluations.png", "")
+    with pytest.raises(SystemExit, match="There is no plot 'curve' to omit. The plots are evaluations, curves, relative"):
+        main(["report", str(two_games), "--omit", "curve"])
+
+
 def test_relative_returns_of_a_single_seed_have_no_interval(tmp_path):
     write_run(tmp_path, "task1", 0, [[1, 3]])
     # 10 seconds

@@ -4,7 +4,9 @@ import io
 import itertools
 import math
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ PLAYED = (
     "Standard errors are over states."
 )
 N_COLORS = 96
+# Plots of a report, by the name of their file
+PLOTS = ("evaluations", "curves", "relative")
 
 
 def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
@@ -245,24 +249,33 @@ def _actions(records: Sequence[Record]) -> str:
     return f"sampled (but {exceptions}: the most probable)" if exceptions else "sampled"
 
 
-def markdown(folder: Path, envs: dict[str, Groups], goal: float | None, relative: RelativeReturns | None = None) -> str:
+def markdown(
+    folder: Path,
+    envs: dict[str, Groups],
+    goal: float | None,
+    relative: RelativeReturns | None = None,
+    omitted: dict[str, str] | None = None,
+) -> str:
     """
     :param folder: Folder of the study
     :param envs: Records by environment
     :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
     :param relative: Returns relative to those of a group, if they are part of the report
+    :param omitted: Plots that are left out, each with the line that the report has instead
     :return: the report
     """
     records = [record for groups in envs.values() for group in groups.values() for record in group]
     n_episodes = " or ".join(map(str, sorted({record.settings["n_eval_episodes"] for record in records})))
     actions = _actions(records)
     several = len(envs) > 1
+    images = {"evaluations": "![evaluations](evaluations.png)", "curves": "![curves](curves.png)"}
+    images |= {"relative": "![relative returns](relative.png)"} | (omitted or {})
     lines = [
         f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",
         "",
         *_unfinished(records),
         *_different(envs),
-        "![evaluations](evaluations.png)",
+        images["evaluations"],
         "",
         f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores. "
         "Thick lines are means over the episodes of all seeds, shaded with their standard error over episodes (not over "
@@ -275,13 +288,13 @@ def markdown(folder: Path, envs: dict[str, Groups], goal: float | None, relative
     if overall:
         lines += ["## Over environments", "", *overall, ""]
     if relative is not None:
-        lines += [f"## Relative to {relative.reference}", "", "![relative returns](relative.png)", ""]
+        lines += [f"## Relative to {relative.reference}", "", images["relative"], ""]
         lines += [*relative_table(relative), ""]
     for env_id, groups in envs.items():
         lines += [f"## {env_id}", ""] if several else []
         lines += _of_environment(env_id, groups, _stop_return(groups) if goal is None else goal, "###" if several else "##")
     if has_curves(envs):
-        lines += ["## In training", "", "![curves](curves.png)", ""]
+        lines += ["## In training", "", images["curves"], ""]
         lines += ["Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds.", ""]
     lines += [
         "## All runs",
@@ -386,30 +399,48 @@ def _provenance(records: list[Record]) -> str:
     )
 
 
-def write_report(folder: Path, goal: float | None = None, output: Path | None = None, reference: str | None = None) -> Path:
+def write_report(
+    folder: Path,
+    goal: float | None = None,
+    output: Path | None = None,
+    reference: str | None = None,
+    omit: Sequence[str] = (),
+) -> Path:
     """
     :param folder: Folder of a study, packed or not
     :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
     :param output: Folder for the report; the folder of the study if None
     :param reference: Group by whose returns those of all groups are divided, to compare them over environments; None for none
+    :param omit: Plots that are not drawn, of "evaluations", "curves" and "relative". The report has the command that draws
+        them instead.
     :return: the Markdown file; an HTML file and the images are in the same folder
-    :raises ValueError: if there is no run in the folder, or returns cannot be divided by those of the reference
+    :raises ValueError: if there is no run in the folder, returns cannot be divided by those of the reference, or there is no
+        such plot
     """
     if goal is not None:
         check_number("goal", goal, minimum=-math.inf)
+    if unknown := [name for name in omit if name not in PLOTS]:
+        raise ValueError(f"There is no plot {unknown[0]!r} to omit. The plots are {', '.join(PLOTS)}.")
     envs = load_study(folder)
     relative = None if reference is None else relative_returns(envs, field_name(reference))
     output = make_folder(output or folder)
-    draw_evaluations(envs, output / "evaluations")
+    drawn = {"evaluations": partial(draw_evaluations, envs)}
     if has_curves(envs):
-        draw_curves(envs, output / "curves")
+        drawn["curves"] = partial(draw_curves, envs)
     if relative is not None:
-        draw_relative(relative, output / "relative")
-    else:
-        # An earlier report may have had it
-        for suffix in ("png", "svg"):
-            (output / f"relative.{suffix}").unlink(missing_ok=True)
-    return write_markdown(markdown(folder, envs, goal, relative), output / "report")
+        drawn["relative"] = partial(draw_relative, relative)
+    for name in PLOTS:
+        if name in drawn and name not in omit:
+            drawn[name](output / name)
+        else:
+            # An earlier report may have had it
+            for suffix in ("png", "svg"):
+                (output / f"{name}.{suffix}").unlink(missing_ok=True)
+    command = ["python", "-m", "sb3_qac", "report", str(folder)]
+    command += ["--goal", f"{goal:g}"] if goal is not None else []
+    command += ["--reference", reference] if reference is not None else []
+    line = f"This plot is not kept here. `{shlex.join(command)}` draws it."
+    return write_markdown(markdown(folder, envs, goal, relative, dict.fromkeys(omit, line)), output / "report")
 
 
 def write_markdown(text: str, path: Path, width: str = "60em") -> Path:
