@@ -165,6 +165,18 @@ def test_an_action_that_does_not_exist_is_refused_instead_of_waited_for(action):
     env.step(np.array([0, 5]))
 
 
+@pytest.mark.parametrize("actions", [[0], [[0, 1]], [], [0.5, 1], 3])
+def test_actions_that_are_not_one_integer_for_each_environment_leave_no_trace(actions):
+    """Recorded actions are played again by an exact resume."""
+    env = AleVecEnv(PONG, n_envs=2, seed=0)
+    env.reset()
+    before = env.get_state()
+    with pytest.raises(ValueError, match="`actions` must be 2 integers, one for each environment, but "):
+        env.step(np.array(actions))
+    np.testing.assert_array_equal(env.get_state()["actions"], before["actions"])
+    env.step(np.array([0.0, 5.0]))
+
+
 def play(env, n_steps, seed=0):
     """:return: one (reward, done, info) of environment 0 for each step, with random actions"""
     env.reset()

@@ -14,6 +14,7 @@ from sb3_qac.__main__ import main
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.study.agents import evaluate_agent, export_agent
 from sb3_qac.study.grid import make_grid, run_study
+from sb3_qac.study.loading import load_run
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +152,38 @@ def test_a_large_seed_is_evaluated(run, tmp_path):
     settings = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**settings, "seed": 2**32 - 1}))
     assert -500 <= evaluate_agent(folder, 1)["sampled"] < 0
+
+
+def test_an_agent_whose_settings_contain_classes_and_tuples_is_played(tmp_path):
+    """RL Zoo writes them with tags of Python, which a safe loader of YAML does not know."""
+    (tmp_path / "settings.py").write_text(
+        "import torch.nn as nn\n"
+        "kwargs = dict(activation_fn=nn.ReLU, net_arch=dict(pi=[8], vf=[8]), optimizer_kwargs=dict(betas=(0.8, 0.9)))\n"
+        "kwargs['optimizer_class'] = __import__('torch').optim.Adam\n"
+        "hyperparams = {'CartPole-v1': dict(n_envs=4, n_timesteps=40, policy='MlpPolicy', policy_kwargs=kwargs)}\n"
+    )
+    settings = dict(n_timesteps=40, eval_freq=40, n_eval_episodes=1, wandb="disabled", device="cpu")
+    (run,) = make_grid("CartPole-v1", ["a2c"], [0], tmp_path / "study", tmp_path / "settings.py", **settings)
+    assert run_study([run]) == {}
+    assert "python/tuple" in Path(run.folder, "CartPole-v1", "config.yml").read_text()
+    assert evaluate_agent(Path(run.folder), 1)["sampled"] >= 1
+    config = load_run(Path(run.folder)).settings["resolved_hyperparams"]["policy_kwargs"]
+    assert config["activation_fn"] == "torch.nn.modules.activation.ReLU" and config["optimizer_kwargs"] == {
+        "betas": [0.8, 0.9]
+    }
+    # The same file is not taken for another one, another class is
+    assert run_study([run]) == {}
+    (tmp_path / "settings.py").write_text((tmp_path / "settings.py").read_text().replace("ReLU", "Tanh"))
+    with pytest.raises(ValueError, match=r"finished run with other hyperparameters: `policy_kwargs` is .*Tanh.* was .*ReLU"):
+        run_study([run])
+
+
+@pytest.mark.parametrize("content", ["", "policy: [", "- 1\n", "!!python/object/apply:collections.OrderedDict []"])
+def test_damaged_settings_of_an_agent_are_named(content, run, tmp_path):
+    folder = tmp_path / "task1_seed-0"
+    shutil.copytree(run.folder, folder)
+    (folder / "Acrobot-v1" / "config.yml").write_text(content)
+    with pytest.raises(SystemExit, match=r"^evaluate: .*Acrobot-v1/config.yml is damaged: it (has no|cannot be)"):
+        main(["evaluate", str(folder)])
+    # A report has what is left
+    assert "resolved_hyperparams" not in load_run(folder).settings

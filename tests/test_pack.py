@@ -327,12 +327,24 @@ def test_a_part_that_is_not_in_the_data_is_refused(packed):
 
 @pytest.mark.parametrize(
     ("name", "content", "error"),
-    [("settings.json", None, "FileNotFoundError"), ("runs.csv", "a,b\n1,2\n", "KeyError"), ("runs.csv", "", "EmptyDataError")],
+    [
+        ("settings.json", None, "FileNotFoundError"),
+        ("settings.json", b"[]", "IndexError"),
+        ("settings.json", b"3", "TypeError"),
+        ("runs.csv", b"a,b\n1,2\n", "KeyError"),
+        ("runs.csv", b"", "EmptyDataError"),
+        ("evaluations.csv.gz", None, "there are no evaluations of a2c_seed-0"),
+        ("evaluations.csv.gz", slice(0, 200), "EOFError"),
+        ("evaluations.csv.gz", slice(30, None, -1), "BadGzipFile"),
+        ("curves.csv.gz", gzip.compress(b"run,step")[:10] + b"no deflate", "error"),
+    ],
 )
 def test_a_packed_study_with_a_damaged_file_is_refused_by_its_name(name, content, error, packed, tmp_path):
     folder = tmp_path / "damaged"
     shutil.copytree(packed, folder)
-    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    if isinstance(content, slice):
+        content = (folder / name).read_bytes()[content]
+    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
     with pytest.raises(SystemExit, match=rf"^report: The packed study in .*damaged cannot be read, .*{error}"):
         main(["report", str(folder)])
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -327,7 +328,7 @@ def test_a_single_group_is_not_compared_over_environments(tmp_path):
     for env_id in ("CartPole-v1", "Acrobot-v1"):
         write_run(tmp_path / env_id, "a2c", 0, [], env_id=env_id)
     text = markdown(tmp_path, load_study(tmp_path), None)
-    assert "## Over environments\n\nNot all environments have the same runs yet.\n" in text
+    assert "## Over environments\n\nFewer than two groups have two seeds in every environment, so none are" in text
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path):
@@ -434,6 +435,14 @@ def test_runs_with_different_hyperparameters_are_told(tmp_path):
         "n_epochs is 10 (qppo_seed-0), 10 (qppo_seed-1), 2 (qppo_seed-2).\n" in text
     )
     shutil.rmtree(tmp_path / "qppo_seed-2")
+    # Two runs of the same name
+    folder = tmp_path / "part" / "Game-v0"
+    for path in (folder / "qppo_seed-0", folder.parent / "qppo_seed-0"):
+        shutil.copytree(tmp_path / "qppo_seed-0", path)
+    (folder / "qppo_seed-0" / "Game-v0" / "config.yml").write_text(config.format(5, 0))
+    differ = "n_epochs is 5 (Game-v0/qppo_seed-0), 10 (qppo_seed-0)."
+    assert differ in markdown(folder.parent, load_study(folder.parent), None)
+    shutil.rmtree(folder.parent)
     # A run that has just begun
     shutil.rmtree(tmp_path / "qppo_seed-0" / "Game-v0")
     assert "different hyperparameters" not in markdown(tmp_path, load_study(tmp_path), None)
@@ -563,8 +572,15 @@ def test_a_report_names_the_command_that_draws_an_omitted_plot(two_games):
     assert main(["report", str(two_games), "--goal", "18", "--reference", "a2c", *omit]) == 0
     text = (two_games / "report.md").read_text()
     assert sorted(path.stem for path in two_games.glob("*.png")) == ["evaluations"] and "(evaluations.png)" in text
-    line = f"This plot is not kept here. `python -m sb3_qac report {two_games} --goal 18 --reference a2c` draws it."
+    line = f"This plot is not kept here. `python -m sb3_qac report {two_games} --goal=18 --reference a2c` draws it."
     assert text.count(line) == 2 and ".png" not in text.replace("evaluations.png", "")
+    # All digits, and a number that `--goal -1e-05` would take for an option
+    output = two_games / "of" / "report"
+    assert main(["report", str(two_games), "--goal=-1.2345678e-05", "--output", str(output), "--omit", "evaluations"]) == 0
+    text = (output / "report.md").read_text()
+    assert f"`python -m sb3_qac report {two_games} --goal=-1.2345678e-05 --output {output}` draws it." in text
+    # Lines of a plot that is not there are not described
+    assert "raw scores.\n" in text and "hick lines are means" not in text
     with pytest.raises(SystemExit, match="There is no plot 'curve' to omit"):
         main(["report", str(two_games), "--omit", "curve"])
 
@@ -620,3 +636,41 @@ def test_environments_without_a_common_evaluation_have_no_relative_returns(tmp_p
         write_run(tmp_path / env_id, "a2c", 0, [[1, 1]], env_id=env_id, every=every)
     with pytest.raises(ValueError, match="no evaluation in common"):
         relative_returns(load_study(tmp_path), "a2c")
+
+
+def test_a_report_that_fails_leaves_the_plots_of_the_one_before(two_games, monkeypatch):
+    assert main(["report", str(two_games), "--reference", "a2c"]) == 0
+    monkeypatch.setattr("sb3_qac.study.report.write_markdown", Mock(side_effect=OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_report(two_games, omit=["curves"])
+    assert len(list(two_games.glob("relative.*"))) == len(list(two_games.glob("curves.*"))) == 2
+
+
+def test_a_seed_that_is_there_twice_is_refused_by_the_paths_of_its_runs(two_games):
+    write_run(two_games, "qppo", 1, [[0, 0], [9, 9]], env_id="Second-v0")
+    message = "qppo has two runs with seed 1 on Second-v0: Second-v0/qppo_seed-1 and qppo_seed-1"
+    for more in [], ["--reference", "a2c"]:
+        with pytest.raises(SystemExit, match=f"^report: {message}"):
+            main(["report", str(two_games), *more])
+
+
+def test_a_group_of_one_seed_does_not_hide_that_the_others_have_few(two_games):
+    write_run(two_games / "Second-v0", "ppo", 0, [[0, 0], [9, 9]], env_id="Second-v0")
+    text = write_report(two_games, reference="a2c").read_text()
+    assert "An interval over 2 seeds says little" in text[text.index("## Relative to") : text.index("## First-v0")]
+
+
+def test_a_report_says_why_groups_are_not_compared_over_environments(tmp_path):
+    for env_id in ("First-v0", "Second-v0"):
+        for group in ("a2c", "ppo"):
+            write_run(tmp_path / env_id, group, 0, [[1, 1]], env_id=env_id)
+    assert "Fewer than two groups have two seeds in every environment" in markdown(tmp_path, load_study(tmp_path), None)
+    for every, env_id, group in [
+        (1000, "First-v0", "a2c"),
+        (1000, "First-v0", "ppo"),
+        (1000, "Second-v0", "a2c"),
+        (700, "Second-v0", "ppo"),
+    ]:
+        write_run(tmp_path / env_id, group, 1, [[1, 1]], env_id=env_id, every=every)
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "In some environments the runs have no evaluation in common yet." in text

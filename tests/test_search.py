@@ -322,7 +322,13 @@ def test_a_run_that_another_machine_did_not_finish_stays_in_the_table_and_is_tra
     monkeypatch.setattr(module, "run_study", training := FakeTraining())
     assert run_search(search, ["a2c"], tmp_path) == {}
     assert training.calls == [[("a2c-3_seed-0", "CartPole-v1", 200)]]
-    assert ",100,,,1," not in table.read_text()
+    finished = table.read_text()
+    assert ",100,,,1," not in finished
+    # Tables of both machines, one after the other: the finished row counts
+    (row,) = [line for line in unfinished.splitlines() if ",100,,,1," in line]
+    table.write_text(f"{finished}{row}\n")
+    module.write_search(search, tmp_path)
+    assert table.read_text() == finished
 
 
 def test_a_run_that_is_unfinished_here_and_finished_in_the_table_is_not_trained_again(tmp_path, monkeypatch):

@@ -775,6 +775,15 @@ def test_after_ctrl_c_a_study_names_the_runs_that_begin_again(tmp_path, monkeypa
     assert capsys.readouterr().err == said
 
 
+def test_after_ctrl_c_runs_whose_preset_cannot_be_resumed_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sb3_qac.study.grid.run_study", Mock(side_effect=KeyboardInterrupt))
+    preset = tmp_path / "a2c.yml"
+    preset.write_text("Pendulum-v1: {n_timesteps: 100, policy: MlpPolicy, use_sde: true}")
+    command = ["study", "Pendulum-v1", "--algos", "a2c", "--conf-file", str(preset), "--output", str(tmp_path / "study")]
+    assert main(command) == 130
+    assert "but unfinished runs of a2c begin again." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

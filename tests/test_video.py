@@ -35,6 +35,9 @@ def test_a_video_shows_whole_games(tmp_path, capsys):
         assert images[0].shape == (400, 600, 3) and images[0].std() > 5
     gif = imageio.mimread(Path(run.folder, "videos", "sampled.gif"))
     assert len(gif) == -(-int(sum(returns["sampled"])) // 2) and gif[0].shape[:2] == (200, 300)
+    # It would show other games than the new videos
+    assert main([*command, "--games", "1"]) == 0
+    assert not Path(run.folder, "videos", "sampled.gif").exists()
 
 
 @pytest.mark.slow

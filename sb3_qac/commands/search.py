@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     # Before PyTorch is imported
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
-    from sb3_qac.study.search import load_search, run_search, search_file
+    from sb3_qac.study.grid import what_is_resumed
+    from sb3_qac.study.search import load_search, run_search, search_file, started_trials
 
     folder = args.output or Path("studies", "search", args.name)
     # Sets this process; the processes of `--jobs` do it when they start
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
         names = list(dict.fromkeys(args.algos or search.algorithms))
         failed = run_search(search, names, folder, args.jobs, n_threads=args.threads, device=args.device)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("the same command resumes it") from None
+        runs = [run for trial in started_trials(search, names, folder) for run in trial.runs]
+        raise KeyboardInterrupt(f"the same command {what_is_resumed(runs)}") from None
     except ValueError as error:
         sys.exit(f"search: {error}")
     print_standings(search, names, folder, args.json)

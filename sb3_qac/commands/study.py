@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
-    from sb3_qac.study.grid import check_ray_address, run_study
+    from sb3_qac.study.grid import check_ray_address, run_study, what_is_resumed
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         failed = run_study(runs, args.jobs, args.ray)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"the same command {how_to_go_on(runs)}") from None
+        raise KeyboardInterrupt(f"the same command {what_is_resumed(runs)}") from None
     except ImportError as error:
         sys.exit(f"study: {error}. Install what --ray needs with: pip install '.[ray]', in the checkout")
     except (ValueError, ConnectionError) as error:
@@ -110,19 +110,6 @@ def run(args: argparse.Namespace) -> int:
 
         print(write_page(folder, args.jobs), file=sys.stderr if args.json else sys.stdout)
     return 1 if failed else 0
-
-
-def how_to_go_on(runs: Sequence[Any]) -> str:
-    """
-    :param runs: Runs of a study that was interrupted
-    :return: what the same command does with them
-    """
-    from rl_zoo3.utils import ALGOS
-
-    from sb3_qac.study.manager import is_resumable
-
-    algos = {run.algo for run in runs if not run.finished and not is_resumable(ALGOS[run.algo], run.hyperparams)}
-    return f"resumes it, but unfinished runs of {', '.join(sorted(algos))} begin again" if algos else "resumes it"
 
 
 def print_results(runs: Sequence[Any], as_json: bool) -> None:

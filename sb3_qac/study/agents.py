@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch as th
-import yaml
 from rl_zoo3.utils import ALGOS, get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -22,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
-from sb3_qac.study.loading import ConfigLoader
+from sb3_qac.study.loading import read_config
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, read_run
 from sb3_qac.study.snapshots import save_for_playing
@@ -39,13 +38,14 @@ def final_agent(run: Run, folder: Path) -> Path:
     :param folder: Its folder
     :return: the file of its final agent
     :raises ValueError: if the run is not finished, or its agent, settings or statistics of normalisation are gone
+        or damaged
     """
     agent = folder / f"{run.env_id.replace('/', '-')}.zip"
     config = agent.with_suffix("") / "config.yml"
     if not replace(run, folder=str(folder)).finished:
         raise ValueError(f"There is no final agent in {folder}: the run is not finished.")
     needed = [agent, config]
-    if config.is_file() and yaml.load(config.read_text(), ConfigLoader).get("normalize"):
+    if config.is_file() and read_config(config).get("normalize"):
         # RL Zoo would begin new statistics without a word
         needed.append(config.with_name("vecnormalize.pkl"))
     for path in needed:

@@ -122,8 +122,11 @@ def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
         common_evaluations({group: records for group, records in groups.items() if len(records) > 1})
         for groups in common_seeds(envs).values()
     ]
-    if len(compared[0]) < 2 or any(_last_step(groups) is None for groups in compared):
-        yield "Not all environments have the same runs yet."
+    if len(compared[0]) < 2:
+        yield "Fewer than two groups have two seeds in every environment, so none are compared over environments."
+        return
+    if any(_last_step(groups) is None for groups in compared):
+        yield "In some environments the runs have no evaluation in common yet."
         return
     yield (
         f"The mean over {len(envs)} environments, each at the last evaluation that all its runs have, of the seeds that a "
@@ -155,7 +158,7 @@ def relative_table(relative: RelativeReturns) -> Iterator[str]:
         interval = "-" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
         time = "-" if np.isnan(minutes) else f"{minutes:.1f}"
         yield f"| {group} | {relative.n_seeds[group]} | {means[-1]:.2f} | {interval} | {time} |"
-    yield from _few(min(relative.n_seeds.values()))
+    yield from _few(min((n for n in relative.n_seeds.values() if n > 1), default=1))
     if relative.left_out:
         yield ""
         yield f"Left out, because they have no seed in every environment: {_list(relative.left_out)}."

@@ -29,8 +29,8 @@ from sb3_qac.common.checks import check_device, check_number, check_seed
 from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
-from sb3_qac.study.loading import ConfigLoader
-from sb3_qac.study.manager import StudyManager
+from sb3_qac.study.loading import parse_config, read_config
+from sb3_qac.study.manager import StudyManager, is_resumable
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.train import train_run
 from sb3_qac.study.workers import train_in_processes
@@ -129,11 +129,11 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
         # Reading the file takes longer than all else
         key = json.dumps([run.algo, run.env_id, run.config, run.hyperparams], sort_keys=True, default=str)
         if key not in known:
-            known[key] = _hyperparams_of(run)
+            known[key] = parse_config(yaml.dump(hyperparams_of(run)))
         now, path = known[key], Path(run.folder, run.env_id.replace("/", "-"), "config.yml")
         if not (run.finished and path.is_file()):
             continue
-        before = yaml.load(path.read_text(), ConfigLoader)
+        before = read_config(path)
         different = [
             f"`{name}` is {now.get(name)!r}, and was {before.get(name)!r}"
             for name in sorted({*now, *before} - {"n_timesteps"})
@@ -162,7 +162,12 @@ def check_entry(finding: str, name: str, algo: str, zoo_entries: set[str]) -> No
         )
 
 
-def _hyperparams_of(run: Run) -> dict[str, Any]:
+def hyperparams_of(run: Run) -> dict[str, Any]:
+    """
+    :param run: A run
+    :return: its hyperparameters: those of its preset or file, and the run's own
+    :raises ValueError: if the file cannot be used
+    """
     manager = StudyManager(run)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -179,6 +184,16 @@ def _hyperparams_of(run: Run) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{manager.config} has no entry {missing[0]!r} for {run.env_id}.")
     return hyperparams
+
+
+def what_is_resumed(runs: Sequence[Run]) -> str:
+    """
+    :param runs: Runs of a study that was interrupted
+    :return: what the same command does with them, as the end of a sentence
+    """
+    # A preset may have an entry that cannot be resumed
+    algos = {run.algo for run in runs if not run.finished and not is_resumable(ALGOS[run.algo], hyperparams_of(run))}
+    return f"resumes it, but unfinished runs of {', '.join(sorted(algos))} begin again" if algos else "resumes it"
 
 
 def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:

@@ -24,13 +24,55 @@ CURVES_FILE, DIAGNOSIS_FILE, NOISE_FILE = "curves.csv", "diagnosis.json", "noise
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """Reads the ``config.yml`` of RL Zoo, which is an ``OrderedDict``."""
+    """Reads the ``config.yml`` of RL Zoo, which is an ``OrderedDict``, without making the other objects of Python in it."""
 
 
+def _described(loader: yaml.SafeLoader, kind: str, node: yaml.Node) -> Any:
+    """:return: a plain value that is the same for the same object: of a class or function its name"""
+    if isinstance(node, yaml.SequenceNode):
+        parts: Any = loader.construct_sequence(node, deep=True)
+    elif isinstance(node, yaml.MappingNode):
+        parts = loader.construct_mapping(node, deep=True)
+    else:
+        parts = loader.construct_scalar(node)  # type: ignore[arg-type]
+    name = kind.partition(":")[2]
+    if not name:
+        return parts
+    return {name: parts} if parts else name
+
+
+ConfigLoader.add_multi_constructor("tag:yaml.org,2002:python/", _described)
 ConfigLoader.add_constructor(
     "tag:yaml.org,2002:python/object/apply:collections.OrderedDict",
     lambda loader, node: dict(loader.construct_sequence(node, deep=True)[0]),  # type: ignore[arg-type]
 )
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """
+    :param text: Hyperparameters in YAML, as RL Zoo writes them
+    :return: the hyperparameters as plain values, which can be compared
+    :raises ValueError: if there are none
+    """
+    try:
+        config = yaml.load(text, ConfigLoader)
+    except (yaml.YAMLError, TypeError, IndexError) as error:
+        raise ValueError(f"cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError("has no hyperparameters")
+    return config
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """
+    :param path: A ``config.yml`` of RL Zoo
+    :return: its hyperparameters as plain values, which can be compared
+    :raises ValueError: if it is damaged
+    """
+    try:
+        return parse_config(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: it {error}.") from None
 
 
 def load_study(folder: Path) -> dict[str, Groups]:
@@ -131,8 +173,8 @@ def load_run(folder: Path) -> Record:
     settings = read_json(folder / "run.json")
     settings |= {name: field_name(settings[name]) for name in ("name", "group")}
     config = folder / settings["env_id"].replace("/", "-") / "config.yml"
-    if config.is_file():
-        settings["resolved_hyperparams"] = yaml.load(config.read_text(), ConfigLoader)
+    with contextlib.suppress(*damaged):
+        settings["resolved_hyperparams"] = read_config(config)
     diagnosis = folder / DIAGNOSIS_FILE
     curves = load_curves(folder)
     return Record(

@@ -7,6 +7,7 @@ in ``curves.csv.gz``, and ``diagnosis.json``. The same study gives the same byte
 import json
 import shlex
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,7 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
     """
     try:
         return _load_pack(folder, part)
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"The packed study in {folder} cannot be read, because a file is missing or damaged ({type(error).__name__}: "
             f"{error}). Pack it again, or take the files from the repository."
@@ -244,6 +245,8 @@ def _load_pack(folder: Path, part: str) -> list[Record]:
     runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype=text, keep_default_na=False, na_values=NO_VALUE)
     runs = runs[[study.partition("/")[2] == part for study in runs["study"]]]
     evaluations, curves = (_by_run(folder / name) for name in (EVALUATIONS_FILE, CURVES_FILE))
+    if gone := [run for run, n in zip(runs["run"], runs["evaluations"], strict=True) if n > 0 and run not in evaluations]:
+        raise ValueError(f"there are no evaluations of {gone[0]} in {EVALUATIONS_FILE}")
     diagnoses = read_json(folder / DIAGNOSIS_FILE)
     settings = json.loads((folder / SETTINGS_FILE).read_text())
     # Numbers and strings of Python, and None where there is none

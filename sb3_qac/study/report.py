@@ -25,9 +25,17 @@ from sb3_qac.study.statistics import RelativeReturns, mean_with_error, pooled, r
 STYLES = ("-", "--", ":", "-.")
 # These groups always look the same, whatever else is drawn
 USUAL = ("a2c", "all-action", "all-action-baseline", "beta-loo", "qppo", "qppo-sampled")
-STOPPED = (
+LINES = (
+    " Thick lines are means over the episodes of all seeds, shaded with their standard error over episodes (not over seeds). "
+    "Each thin line is one seed."
+)
+STOPPED_LINES = (
     " A thin line that ends in a dot is a run that stopped when it reached its return. From there on, its last evaluation "
     "enters the mean. Such runs are compared by the steps to that return: their last evaluation was selected for its return."
+)
+STOPPED = (
+    " Runs that stopped when they reached their return are compared by the steps to it: their last evaluation was selected "
+    "for its return."
 )
 PLAYED = (
     " Third table: every action was played from the same visited states, and the policy after it. Differences between two "
@@ -270,6 +278,7 @@ def markdown(
     several = len(envs) > 1
     images = {"evaluations": "![evaluations](evaluations.png)", "curves": "![curves](curves.png)"}
     images |= {"relative": "![relative returns](relative.png)"} | (omitted or {})
+    drawn = "evaluations" not in (omitted or {})
     lines = [
         f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",
         "",
@@ -277,11 +286,10 @@ def markdown(
         *_different(envs),
         images["evaluations"],
         "",
-        f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores. "
-        "Thick lines are means over the episodes of all seeds, shaded with their standard error over episodes (not over "
-        "seeds). Each thin line is one seed."
+        f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores."
+        + (LINES if drawn else "")
         + _evaluated_from(records)
-        + (STOPPED if any(record.stopped for record in records) else ""),
+        + ((STOPPED_LINES if drawn else STOPPED) if any(record.stopped for record in records) else ""),
         "",
     ]
     overall = list(over_environments(envs)) if several else []
@@ -337,7 +345,7 @@ def _different(envs: dict[str, Groups]) -> list[str]:
     for env_id, groups in envs.items():
         for group, records in groups.items():
             # A run that has just begun has none yet
-            found = {record.name: known for record in records if (known := record.settings.get("resolved_hyperparams"))}
+            found = {record.path: known for record in records if (known := record.settings.get("resolved_hyperparams"))}
             # The number of steps of a preset, which `--steps` may have replaced
             names = {name for hyperparams in found.values() for name in hyperparams} - {"n_timesteps"}
             parts = [
@@ -429,18 +437,22 @@ def write_report(
         drawn["curves"] = partial(draw_curves, envs)
     if relative is not None:
         drawn["relative"] = partial(draw_relative, relative)
+    kept = [name for name in drawn if name not in omit]
+    for name in kept:
+        drawn[name](output / name)
+    command = ["python", "-m", "sb3_qac", "report", str(folder)]
+    # A negative number in scientific notation would be taken for an option
+    command += [f"--goal={str(goal).removesuffix('.0')}"] if goal is not None else []
+    command += ["--reference", reference] if reference is not None else []
+    command += ["--output", str(output)] if output != folder else []
+    line = f"This plot is not kept here. `{shlex.join(command)}` draws it."
+    page = write_markdown(markdown(folder, envs, goal, relative, dict.fromkeys(omit, line)), output / "report")
     for name in PLOTS:
-        if name in drawn and name not in omit:
-            drawn[name](output / name)
-        else:
-            # An earlier report may have had it
+        if name not in kept:
+            # Of an earlier report. It stays until its page is replaced
             for suffix in ("png", "svg"):
                 (output / f"{name}.{suffix}").unlink(missing_ok=True)
-    command = ["python", "-m", "sb3_qac", "report", str(folder)]
-    command += ["--goal", f"{goal:g}"] if goal is not None else []
-    command += ["--reference", reference] if reference is not None else []
-    line = f"This plot is not kept here. `{shlex.join(command)}` draws it."
-    return write_markdown(markdown(folder, envs, goal, relative, dict.fromkeys(omit, line)), output / "report")
+    return page
 
 
 def write_markdown(text: str, path: Path, width: str = "60em") -> Path:

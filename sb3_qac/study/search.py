@@ -378,7 +378,8 @@ def read_table(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 
     :param folder: Folder of a search
     :return: rows of its table, by algorithm, candidate, round, environment and seed; the return of an unfinished run is nan
-    :raises ValueError: if it is not a table of a search, is cut off, or has two results of a run
+    :raises ValueError: if it is not a table of a search, is cut off, or has two results of a run. An unfinished row next to a
+        finished one of the same run does not count
     """
     path = folder / RUNS_FILE
     if not path.is_file() or not path.read_text().strip():
@@ -395,7 +396,10 @@ def read_table(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
         reason = f"a row is incomplete, or has no number as {', '.join(wrong)}"
         raise ValueError(f"{path} is not the table of a search: {reason}.")
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in table.drop_duplicates().to_dict("records"):
+    # Of a run that was finished on another machine, an older table has an unfinished row
+    of_run = pd.MultiIndex.from_frame(table[["algo", "candidate", "round", "env", "seed"]])
+    superseded = table["return"].isna() & of_run.isin(of_run[table["return"].notna()])
+    for row in table[~superseded].drop_duplicates().to_dict("records"):
         key = (row["algo"], row["candidate"], row["round"], row["env"], row["seed"])
         if rows.setdefault(key, row) is not row:
             raise ValueError(f"{path} has two different rows of {', '.join(map(str, key))}. Remove one of them.")

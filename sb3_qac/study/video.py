@@ -59,6 +59,9 @@ def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, g
                 imageio.mimwrite(videos / f"{name}.gif", images, duration=2000 / fps, loop=0)
         for path in videos.iterdir():
             path.replace(output / path.name)
+        if not gif:
+            # Of an earlier call, so of other games
+            Path(output, "sampled.gif").unlink(missing_ok=True)
     return returns
 
 

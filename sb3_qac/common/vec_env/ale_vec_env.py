@@ -181,7 +181,10 @@ class AleVecEnv(VecEnv):
             self._replay(self._state_to_set)
         if self._fire_on_life_loss and self._life_lost.any():
             actions = np.where(self._life_lost, FIRE, actions)
-        actions = np.asarray(actions, dtype=np.int64)
+        given, actions = np.asarray(actions), np.asarray(actions, dtype=np.int64)
+        # ale-py refuses some of these too, but after they were recorded for `get_state`
+        if actions.shape != (self.num_envs,) or (actions != given).any():
+            raise ValueError(f"`actions` must be {self.num_envs} integers, one for each environment, but {given} was given.")
         if actions.min() < 0 or actions.max() >= self.action_space.n:  # type: ignore[attr-defined]
             # ale-py's threads would never answer
             raise ValueError(f"Actions must be between 0 and {self.action_space.n - 1}, but {actions} was given.")  # type: ignore[attr-defined]
