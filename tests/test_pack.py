@@ -336,7 +336,7 @@ def test_a_part_that_is_not_in_the_data_is_refused(packed):
         ("evaluations.csv.gz", None, "there are no evaluations of a2c_seed-0"),
         ("evaluations.csv.gz", slice(0, 200), "EOFError"),
         ("evaluations.csv.gz", slice(30, None, -1), "BadGzipFile"),
-        ("curves.csv.gz", gzip.compress(b"run,step")[:10] + b"no deflate", "error"),
+        ("curves.csv.gz", gzip.compress(b"run,step", mtime=0)[:10] + b"no deflate", "error"),
     ],
 )
 def test_a_packed_study_with_a_damaged_file_is_refused_by_its_name(name, content, error, packed, tmp_path):
