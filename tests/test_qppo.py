@@ -344,6 +344,38 @@ def test_first_minibatch_sets_sigma_and_the_next_ones_move_it_slowly():
     assert 1.05 * first < model.sigma < 1.2 * first
 
 
+@pytest.mark.parametrize("policy_gradient", ["all-action", "sampled"])
+def test_sigma_min_is_a_bound_that_matters_only_where_sigma_would_be_smaller(policy_gradient):
+    def trained(sigma_min):
+        return make_model(policy_gradient=policy_gradient, sigma_min=sigma_min).learn(32)
+
+    usual = trained(1e-8)
+    np.testing.assert_array_equal(parameters(trained(usual.sigma / 10)), parameters(usual))
+    bounded = trained(usual.sigma * 10)
+    assert bounded.sigma == pytest.approx(usual.sigma * 10)
+    assert not np.array_equal(parameters(bounded), parameters(usual))
+
+
+def test_bounded_sigma_makes_the_policy_gradient_vanish_with_the_advantages():
+    """Without rewards, errors of the critic are all that there is. Divided by their own size they would move the policy."""
+
+    def first_step(scale, sigma_min):
+        kwargs = dict(policy_kwargs=dict(optimizer_class=th.optim.SGD), max_grad_norm=None, learning_rate=1.0)
+        model = with_rollout(
+            make_model(batch_size=16, n_epochs=1, shrinkage=0.0, sigma_min=sigma_min, ent_coef=0.0, vf_coef=0.0, **kwargs)
+        )
+        with th.no_grad():
+            for parameter in model.policy.q_net.parameters():
+                parameter *= scale
+        model.rollout_buffer.returns *= scale
+        before = parameters(model)
+        model.train()
+        return np.abs(parameters(model) - before).max()
+
+    assert first_step(1e-3, 1e-8) == pytest.approx(first_step(1.0, 1e-8), rel=1e-3)
+    assert first_step(1e-3, 100.0) == pytest.approx(1e-3 * first_step(1.0, 100.0), rel=1e-2)
+
+
 def test_last_smaller_minibatch_is_used():
     """12 steps in minibatches of 8 and 4: all 12 count, each minibatch for one gradient step, as in SB3's PPO."""
     with pytest.warns(UserWarning, match=r"`batch_size` is 8.*6 \* 2 steps.*1 whole.*truncated one of 4"):
@@ -630,6 +662,7 @@ def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(algorithm
         (dict(batch_size=2.5), "`batch_size`.*2.5"),
         (dict(n_epochs=True), "`n_epochs`.*True"),
         (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
+        (dict(sigma_min=0.0), "`sigma_min` must be a finite number, at least 1e-08, but 0.0"),
         (dict(advantage_scale="std"), "`advantage_scale`.*'corrected', 'critic' or None, but 'std'"),
         (dict(target_kl=-0.1), "`target_kl`"),
         (dict(target_kl=0.1, kl_coef=0.0), r"`target_kl` \(0.1\) adapts `kl_coef` \(0.0\)"),
@@ -660,7 +693,14 @@ def test_constructor_takes_the_arguments_of_ppo_in_its_order():
     positional = [name for name, parameter in mine.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     assert positional == list(ppo)[: len(positional)]
     without = {"use_sde", "sde_sample_freq", "clip_range_vf", "normalize_advantage"}
-    assert set(mine) == set(ppo) - without | {"kl_coef", "beta", "shrinkage", "policy_gradient", "advantage_scale"}
+    assert set(mine) == set(ppo) - without | {
+        "kl_coef",
+        "beta",
+        "shrinkage",
+        "policy_gradient",
+        "advantage_scale",
+        "sigma_min",
+    }
     assert re.findall(r":param (\w+):", QPPO.__doc__) == list(mine)
 
 

@@ -41,8 +41,6 @@ SelfQPPO = TypeVar("SelfQPPO", bound="QPPO")
 
 # Decay of sigma's running mean, for each minibatch
 SIGMA_DECAY = 0.99
-# Smallest sigma: without it, sigma would be 0 if all Q-values are equal and right
-SIGMA_MIN = 1e-8
 # Limits of an adapted `kl_coef`
 KL_COEF_MIN, KL_COEF_MAX = 1e-4, 1e4
 
@@ -114,6 +112,10 @@ class QPPO(OnPolicyAlgorithm):
         mean_s sum_a pi A^2 + beta mean d^2, the size of the advantage together with its correction; "critic" for the root of
         mean_s sum_a pi A^2, which is small while the critic knows little, so that the correction becomes large; None for no
         scaling (sigma = 1). With "sampled", the first two are the root of mean (R_t - V~)^2.
+    :param sigma_min: Smallest sigma, at least 1e-8, in the units of the return. Where rewards are rare, advantages are errors of
+        the critic, and a sigma as small as they are makes them as large as real advantages. With rewards of size 1, 0.1
+        prevents this, as the bound of 1 on the range of returns does in DreamerV3 (Hafner et al. 2023,
+        https://arxiv.org/abs/2301.04104). It has no effect with ``advantage_scale=None``.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
@@ -155,6 +157,7 @@ class QPPO(OnPolicyAlgorithm):
         shrinkage: float = 0.1,
         policy_gradient: Literal["all-action", "sampled"] = "all-action",
         advantage_scale: Literal["corrected", "critic"] | None = "corrected",
+        sigma_min: float = 1e-8,
         _init_setup_model: bool = True,
     ) -> None:
         super().__init__(
@@ -190,6 +193,7 @@ class QPPO(OnPolicyAlgorithm):
         self.shrinkage = shrinkage
         self.policy_gradient = policy_gradient
         self.advantage_scale = advantage_scale
+        self.sigma_min = sigma_min
         # None until the first minibatch
         self.sigma: float | None = None
 
@@ -222,6 +226,7 @@ class QPPO(OnPolicyAlgorithm):
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
         for name in ("vf_coef", "kl_coef", "beta", "shrinkage"):
             check_number(name, getattr(self, name))
+        check_number("sigma_min", self.sigma_min, minimum=1e-8)
         for name in ("learning_rate", "clip_range", "ent_coef"):
             check_schedule(name, getattr(self, name))
         for name in ("gamma", "gae_lambda"):
@@ -411,7 +416,7 @@ class QPPO(OnPolicyAlgorithm):
         sigma = mean_square.sqrt()
         if self.sigma is not None:
             sigma = SIGMA_DECAY * self.sigma + (1 - SIGMA_DECAY) * sigma
-        return sigma.clamp(min=SIGMA_MIN)
+        return sigma.clamp(min=self.sigma_min)
 
     def _adapt_kl_coef(self, kl: float, target_kl: float) -> None:
         """
