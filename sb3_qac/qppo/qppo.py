@@ -112,8 +112,8 @@ class QPPO(OnPolicyAlgorithm):
         mean_s sum_a pi A^2 + beta mean d^2, the size of the advantage together with its correction; "critic" for the root of
         mean_s sum_a pi A^2, which is small while the critic knows little, so that the correction becomes large; None for no
         scaling (sigma = 1). With "sampled", the first two are the root of mean (R_t - V~)^2.
-    :param sigma_min: Smallest sigma, at least 1e-8, in the units of the return. Where rewards are rare, advantages are errors of
-        the critic, and a sigma as small as they are makes them as large as real advantages. With rewards of size 1, 0.1
+    :param sigma_min: Smallest sigma, at least 1e-8, in the units of the return. Where rewards are rare, advantages are errors
+        of the critic, and a sigma as small as they are makes them as large as real advantages. With rewards of size 1, 0.1
         prevents this, as the bound of 1 on the range of returns does in DreamerV3 (Hafner et al. 2023,
         https://arxiv.org/abs/2301.04104). It has no effect with ``advantage_scale=None``.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
