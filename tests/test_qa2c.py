@@ -399,3 +399,22 @@ def test_entropy_is_measured_in_nats():
     _, log_probs = model.policy.evaluate_all_actions(th.zeros(1, 4))
     _, _, entropy = model.policy.evaluate_actions(th.zeros(1, 4), th.tensor([0]))
     assert -negative_entropy(log_probs).item() == pytest.approx(entropy.item(), rel=1e-6)
+
+
+# ---- the learning rate ----
+
+
+@pytest.mark.parametrize("schedule", [lambda progress: 1e-3 * progress, lambda progress: 1e-3 * progress**0.5])
+def test_learning_rate_ends_at_the_planned_steps_if_the_last_rollout_exceeds_them(schedule):
+    """SB3's progress is negative then, so that RL Zoo's `lin_` gives a negative rate, and a root is a complex number."""
+    model = QA2C("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), schedule, seed=0, device="cpu").learn(15)
+    assert model.num_timesteps > 15
+    assert model.policy.optimizer.param_groups[0]["lr"] == 0
+
+
+@pytest.mark.parametrize("value", [-0.5, float("nan")])
+def test_learning_rate_that_becomes_negative_or_nan_is_refused(value):
+    model = QA2C("MlpPolicy", "CartPole-v1", lambda progress: 1e-3 if progress > 0.6 else value, n_steps=10, device="cpu")
+    with pytest.raises(ValueError, match=f"`learning_rate` must be a finite number, at least 0, but {value}"):
+        model.learn(20)
+    assert np.isfinite(parameters(model)).all()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch as th
 from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
@@ -21,6 +22,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_qac import QA2C, QPPO
+from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.losses import kl_divergence
 from sb3_qac.qa2c.policies import ActorCriticQPolicy, MultiInputActorCriticQPolicy
 from sb3_qac.qppo import qppo
@@ -265,6 +267,49 @@ def test_policy_that_was_called_otherwise_in_a_rollout_trains_all_the_same(polic
 
     usual = train("MultiInputPolicy" if is_dict else "MlpPolicy")
     np.testing.assert_allclose(train(policy, call if calls_policy else None), usual, rtol=1e-4, atol=1e-6)
+
+
+class ReadMinibatches(BaseCallback):
+    """Reads all minibatches of each rollout, or only draws the same random numbers."""
+
+    def __init__(self, reads, calls_policy):
+        super().__init__()
+        self.reads, self.calls_policy = reads, calls_policy
+
+    def _on_step(self):
+        if self.calls_policy:
+            self.model.policy(self.locals["obs_tensor"], deterministic=True)
+        return True
+
+    def _on_rollout_end(self):
+        buffer = self.model.rollout_buffer
+        if self.reads:
+            assert sum(len(minibatch.returns) for minibatch in buffer.get(4)) == buffer.buffer_size * buffer.n_envs
+        else:
+            np.random.permutation(buffer.buffer_size * buffer.n_envs)
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("calls_policy", [False, True])
+@pytest.mark.parametrize(
+    ("env", "buffer_class"),
+    [
+        (lambda: gym.make("CartPole-v1"), RolloutBuffer),
+        (lambda: gym.make("CartPole-v1"), DeviceRolloutBuffer),
+        # Its observations are single numbers
+        (lambda: gym.make("FrozenLake-v1"), RolloutBuffer),
+        (lambda: SimpleMultiObsEnv(random_start=True), None),
+    ],
+)
+def test_callback_that_reads_the_minibatches_of_a_rollout_changes_nothing(env, buffer_class, calls_policy, n_envs):
+    def train(reads):
+        policy = "MultiInputPolicy" if buffer_class is None else "MlpPolicy"
+        np.random.seed(0)
+        env_ = make_vec_env(env, n_envs=n_envs, seed=0)
+        model = QPPO(policy, env_, seed=0, device="cpu", rollout_buffer_class=buffer_class, **SMALL)
+        return parameters(model.learn(16 * n_envs, ReadMinibatches(reads, calls_policy)))
+
+    np.testing.assert_array_equal(train(reads=True), train(reads=False))
 
 
 def test_copy_of_the_policy_made_in_a_rollout_keeps_no_evaluations():
@@ -619,15 +664,16 @@ class MyQPPO(QPPO):
 
 
 @pytest.mark.parametrize("algorithm", [QPPO, MyQPPO])
-def test_a_checkpoint_from_before_shrinkage_is_resumed_without_it_only(algorithm, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "before"), [("shrinkage", 0.0), ("sigma_min", 1e-8)])
+def test_a_checkpoint_from_before_an_argument_is_resumed_without_it_only(name, before, algorithm, tmp_path, monkeypatch):
     """It does not say so: there was no such argument."""
     with monkeypatch.context() as patch:
-        patch.setattr(identity, "ARGUMENTS_NOT_COMPARED", identity.ARGUMENTS_NOT_COMPARED | {"shrinkage"})
-        make_model(algorithm=algorithm, shrinkage=0.0).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
-    assert "shrinkage" not in newest_checkpoint(tmp_path).state["training"]
-    with pytest.raises(CheckpointError, match=r"shrinkage is 0.1, and was 0.0"):
-        resume(make_model(algorithm=algorithm), tmp_path)
-    assert resume(make_model(algorithm=algorithm, shrinkage=0.0), tmp_path).num_timesteps == 32
+        patch.setattr(identity, "ARGUMENTS_NOT_COMPARED", identity.ARGUMENTS_NOT_COMPARED | {name})
+        make_model(algorithm=algorithm, **{name: before}).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
+    assert name not in newest_checkpoint(tmp_path).state["training"]
+    with pytest.raises(CheckpointError, match=rf"{name} is 0.1, and was {before}"):
+        resume(make_model(algorithm=algorithm, **{name: 0.1}), tmp_path)
+    assert resume(make_model(algorithm=algorithm, **{name: before}), tmp_path).num_timesteps == 32
 
 
 # ---- bad input ----

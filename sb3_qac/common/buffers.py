@@ -28,8 +28,9 @@ class DeviceRolloutBuffer(RolloutBuffer):
     :raises ValueError: for ``Dict`` observations
     """
 
-    # The rollout on the device, each tensor of shape (n_envs * buffer_size, ...)
+    # The rollout on the device, each tensor of shape (n_envs * buffer_size, ...), and the log probabilities that were sent
     _rollout: tuple[th.Tensor, ...] = ()
+    _sent: np.ndarray | None = None
     # Pinned memory of the observations, which takes long to allocate
     _pinned: th.Tensor | None = None
 
@@ -43,7 +44,7 @@ class DeviceRolloutBuffer(RolloutBuffer):
 
     def reset(self) -> None:
         super().reset()
-        self._rollout = ()
+        self._rollout, self._sent = (), None
         if self.device.type == "cuda":
             if self._pinned is None:
                 self._pinned = th.from_numpy(self.observations).pin_memory()
@@ -51,13 +52,14 @@ class DeviceRolloutBuffer(RolloutBuffer):
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         assert self.full, "A rollout must be complete before it is used"
-        if not self._rollout:
+        # QPPO replaces the log probabilities, maybe after a callback has read minibatches
+        if self._sent is not self.log_probs:
             # What SB3 does with all arrays. The observations are the large ones, so they are put into order on the device
             if not self.generator_ready:
                 for name in ("actions", "values", "log_probs", "advantages", "returns"):
                     setattr(self, name, self.swap_and_flatten(getattr(self, name)))
                 self.generator_ready = True
-            self._rollout = self._send()
+            self._rollout, self._sent = self._send(), self.log_probs
         yield from super().get(batch_size)
 
     def _send(self) -> tuple[th.Tensor, ...]:

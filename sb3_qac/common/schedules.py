@@ -1,5 +1,7 @@
 """Arguments that may change during training."""
 
+import torch as th
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 
@@ -43,3 +45,16 @@ def current_value(name: str, value: float | str | Schedule, progress_remaining: 
     current = check_schedule(name, value)(progress_remaining)
     check_number(name, current)
     return current
+
+
+class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
+    """SB3's ``OnPolicyAlgorithm``, whose learning rate can be neither negative nor NaN. It has no other change."""
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        # The last rollout may exceed the planned steps, and schedules are functions of 1 to 0
+        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+
+    def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
+        current_value("learning_rate", self.lr_schedule, self._current_progress_remaining)
+        super()._update_learning_rate(optimizers)

@@ -28,13 +28,14 @@ from sb3_qac.common.losses import (
     sampled_policy_loss,
     state_values,
 )
+from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
 SelfQA2C = TypeVar("SelfQA2C", bound="QA2C")
 
 
-class QA2C(OnPolicyAlgorithm):
+class QA2C(ScheduledOnPolicyAlgorithm):
     """
     Q Advantage Actor-Critic (QA2C): A2C with an action-value critic and the all-action policy gradient.
 

@@ -33,7 +33,7 @@ from sb3_qac.common.losses import (
     shrink_advantages,
     state_values,
 )
-from sb3_qac.common.schedules import check_schedule, current_value
+from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm, check_schedule, current_value
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
@@ -45,7 +45,7 @@ SIGMA_DECAY = 0.99
 KL_COEF_MIN, KL_COEF_MAX = 1e-4, 1e4
 
 
-class QPPO(OnPolicyAlgorithm):
+class QPPO(ScheduledOnPolicyAlgorithm):
     """
     Q Proximal Policy Optimization (QPPO): PPO with an action-value critic and the all-action policy gradient.
 
@@ -259,11 +259,6 @@ class QPPO(OnPolicyAlgorithm):
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
 
-    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
-        # The last rollout may exceed the planned steps, and schedules are functions of 1 to 0
-        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
-
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
@@ -274,10 +269,14 @@ class QPPO(OnPolicyAlgorithm):
             if len(evaluations) != n_rollout_steps:
                 # A callback called the policy too, or the policy has a `forward` of its own
                 evaluations = self._evaluate_again(rollout_buffer)
+            # (n_steps, n_envs, n_actions) each
             q_values, log_probs = (th.stack(tensors).numpy(force=True) for tensors in zip(*evaluations, strict=True))
+            if rollout_buffer.generator_ready:
+                # A callback has read minibatches, so the buffer's arrays are (n_envs * n_steps, ...)
+                q_values, log_probs = map(rollout_buffer.swap_and_flatten, (q_values, log_probs))
             # The log probabilities of all actions take the place of those of the actions taken
-            rollout_buffer.log_probs = log_probs  # (n_steps, n_envs, n_actions)
-            q_taken = np.take_along_axis(q_values, rollout_buffer.actions.astype(int), axis=2)
+            rollout_buffer.log_probs = log_probs
+            q_taken = np.take_along_axis(q_values, rollout_buffer.actions.astype(int), axis=-1)
             rollout_buffer.q_taken = q_taken  # type: ignore[attr-defined]  # (n_steps, n_envs, 1)
         return completed
 
@@ -287,11 +286,20 @@ class QPPO(OnPolicyAlgorithm):
         :param rollout_buffer: A rollout of the current policy
         :return: ``Q(s, a)`` and ``log pi(a|s)`` for each of its steps, shape (n_envs, n_actions) each
         """
+
+        def by_step(observations: th.Tensor, shape: tuple[int, ...]) -> tuple[th.Tensor, ...]:
+            if observations.dim() == 1 + len(shape):
+                # A callback has read minibatches, so SB3's buffer has (n_envs * n_steps, ...)
+                observations = observations.unflatten(0, (self.n_envs, -1)).transpose(0, 1)
+            return observations.unbind()
+
         observations: Any = obs_as_tensor(rollout_buffer.observations, self.device)
+        shapes: Any = rollout_buffer.obs_shape
         if isinstance(observations, dict):
-            steps = [dict(zip(observations, step, strict=True)) for step in zip(*observations.values(), strict=True)]
+            each = zip(*(by_step(observations[name], shapes[name]) for name in observations), strict=True)
+            steps: Any = [dict(zip(observations, step, strict=True)) for step in each]
         else:
-            steps = list(observations)
+            steps = by_step(observations, shapes)
         return [self.policy.evaluate_all_actions(step) for step in steps]
 
     def train(self) -> None:
@@ -300,8 +308,7 @@ class QPPO(OnPolicyAlgorithm):
         """
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
-        # Update optimizer learning rate, once it is known to be a number that can be used
-        current_value("learning_rate", self.lr_schedule, self._current_progress_remaining)
+        # Update optimizer learning rate
         self._update_learning_rate(self.policy.optimizer)
         # Compute current clip range and entropy coefficient
         clip_range = current_value("clip_range", self.clip_range, self._current_progress_remaining)

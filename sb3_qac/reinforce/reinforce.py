@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_finite, check_integer, check_max_grad_norm, check_number
 from sb3_qac.common.returns import discounted_returns
+from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm
 
 SelfREINFORCE = TypeVar("SelfREINFORCE", bound="REINFORCE")
 
@@ -33,7 +34,7 @@ class Episodes(NamedTuple):
     n_episodes: int
 
 
-class REINFORCE(OnPolicyAlgorithm):
+class REINFORCE(ScheduledOnPolicyAlgorithm):
     """
     REINFORCE, the Monte Carlo policy gradient.
 

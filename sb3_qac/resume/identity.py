@@ -16,8 +16,8 @@ ARGUMENTS_NOT_COMPARED = frozenset({"policy", "policy_kwargs", "env", "learning_
 # Classes that differ from another one only in where they compute
 SAME_AS = {"DeviceRolloutBuffer": "RolloutBuffer"}
 SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
-# What was in effect before an argument existed, by algorithm, where its default is something else
-BEFORE: dict[str, dict[str, Any]] = {"QPPO": {"shrinkage": 0.0}}
+# What was in effect before an argument existed, by algorithm: checkpoints from then do not have it
+BEFORE: dict[str, dict[str, Any]] = {"QPPO": {"shrinkage": 0.0, "sigma_min": 1e-8}}
 
 
 def training_state(model: BaseAlgorithm) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from sb3_qac.common.checks import (
     check_policy_class,
 )
 from sb3_qac.common.losses import critic_loss
+from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy
 
 SelfPQN = TypeVar("SelfPQN", bound="PQN")
@@ -71,7 +72,7 @@ class EpsilonGreedyCnnPolicy(EpsilonGreedyPolicy, ActorCriticQCnnPolicy):  # typ
     """The same for images."""
 
 
-class PQN(OnPolicyAlgorithm):
+class PQN(ScheduledOnPolicyAlgorithm):
     """
     Parallelised Q-Network (PQN): Q-learning on rollouts, without a replay buffer and without a target network.
 
@@ -181,11 +182,6 @@ class PQN(OnPolicyAlgorithm):
             )
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         super()._setup_model()
-
-    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
-        # The last rollout may exceed the planned steps, and schedules are functions of 1 to 0
-        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
         # From the progress of the training alone, so that a resumed training has the same
