@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch as th
+import yaml
 from stable_baselines3 import SAC
 
 from sb3_qac import QA2C
 from sb3_qac.__main__ import main
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.study.agents import evaluate_agent, export_agent
+from sb3_qac.study.diagnose import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.loading import load_run
 
@@ -187,3 +189,23 @@ def test_damaged_settings_of_an_agent_are_named(content, run, tmp_path):
         main(["evaluate", str(folder)])
     # A report has what is left
     assert "resolved_hyperparams" not in load_run(folder).settings
+
+
+def test_an_agent_is_not_played_in_other_environments_than_it_was_trained_in(tmp_path):
+    """The file of hyperparameters was edited."""
+    path, entries = tmp_path / "mine.yml", dict(n_timesteps=32, policy="MlpPolicy", n_steps=8, batch_size=8, n_envs=1)
+    path.write_text(yaml.safe_dump({"CartPole-v1": entries}))
+    settings = dict(n_timesteps=32, eval_freq=32, n_eval_episodes=1, wandb="disabled", device="cpu")
+    (run,) = make_grid("CartPole-v1", ["qppo"], [0], tmp_path, config=str(path), **settings)
+    assert run_study([run]) == {}
+    folder = Path(run.folder)
+    # Not a matter of the environments
+    path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.5}}))
+    assert evaluate_agent(folder, 1)["sampled"] > 0
+    wrapper = {"gymnasium.wrappers.StickyAction": {"repeat_action_probability": 0.8}}
+    path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "env_wrapper": [wrapper]}}))
+    for play in (evaluate_agent, diagnose_run):
+        with pytest.raises(
+            ValueError, match=r"trained in other environments: `env_wrapper` is .*StickyAction.*, and was None"
+        ):
+            play(folder)

@@ -198,6 +198,17 @@ def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
     assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == "lost"
 
 
+def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhere(live, packed, tmp_path):
+    output, again = shutil.copytree(packed, tmp_path / "cartpole"), tmp_path / "again"
+    shutil.copytree(live / "a2c_seed-1", again / "a2c_seed-1")
+    (again / "a2c_seed-1" / "evaluations.npz").unlink()
+    status = again / "a2c_seed-1" / "status.json"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "steps": 0, "finished": False}))
+    before = {name: (output / name).read_bytes() for name in FILES}
+    assert main(["pack", str(again), "--output", str(output), "--add"]) == 0
+    assert {name: (output / name).read_bytes() for name in FILES} == before
+
+
 @pytest.mark.parametrize("n_written", range(3))
 def test_a_pack_that_is_interrupted_leaves_what_was_packed(n_written, live, tmp_path, monkeypatch):
     output, to_csv, calls = tmp_path / "cartpole", pd.DataFrame.to_csv, []

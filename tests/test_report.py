@@ -250,9 +250,12 @@ def test_an_evaluation_of_a_single_episode_has_no_standard_error(tmp_path):
 
 
 def test_a_run_without_a_speed_has_no_hours_to_its_goal(tmp_path):
-    run = write_run(tmp_path, "a2c", 0, [[18, 20]], finished=False)
+    run = write_run(tmp_path, "qppo", 0, [[18, 20]], finished=False)
     (run / "status.json").write_text(json.dumps(dict(steps=0, total=3000, seconds=1.5, finished=False)))
-    assert "| 1,000 | nan |" in write_report(tmp_path, goal=18, output=tmp_path / "report").read_text()
+    write_run(tmp_path, "ppo", 0, [[18, 20]])
+    text = write_report(tmp_path, goal=18, output=tmp_path / "report").read_text()
+    assert "| 1,000 | - |" in text and "nan" not in text
+    assert "1 of 1 runs of qppo reach 18, after 1,000 steps." in text and "hours (no interval" not in text
 
 
 def test_a_return_that_is_not_a_number_is_not_the_best(tmp_path):
@@ -295,7 +298,7 @@ def test_the_report_is_there_in_every_form(study):
 def test_a_study_that_has_just_begun_has_a_report(tmp_path):
     write_run(tmp_path, "task1", 0, [], finished=False, curves=False)
     text = write_report(tmp_path, goal=18, output=tmp_path / "report").read_text()
-    assert "| all-action_seed-0 | unfinished | 0 | - | - | not reached | - | - | nan |" in text
+    assert "| all-action_seed-0 | unfinished | 0 | - | - | not reached | - | - | - |" in text
     assert "The runs have no evaluation in common yet" in text
     # Nothing was logged
     assert "curves.png" not in text and not (tmp_path / "report" / "curves.png").exists()
@@ -309,6 +312,19 @@ def test_the_same_study_gives_the_same_bytes(study):
 def test_one_seed_gives_no_interval(tmp_path):
     write_run(tmp_path, "task1", 0, [[1, 2]])
     assert "One seed gives no interval." in markdown(tmp_path, load_study(tmp_path), None)
+
+
+def test_a_group_with_one_seed_does_not_hide_the_others(tmp_path):
+    for group, n_seeds in ("a2c", 2), ("ppo", 3), ("qppo", 1):
+        for seed in range(n_seeds):
+            write_run(tmp_path, group, seed, [[1, 2 + seed]])
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "| qppo | 1.50 | - | - | - |" in text
+    # The standard deviation of 1.5 and 2, and of 1.5, 2 and 2.5
+    for start, end in ("| a2c | 1.75 | 1.75 | ", " | 0.35 |"), ("| ppo | 2.00 | 2.00 | ", " | 0.50 |"):
+        assert any(line.startswith(start) and line.endswith(end) for line in text.splitlines())
+    assert "| ppo over a2c |" in text and "over qppo" not in text and "qppo over" not in text
+    assert "An interval over 2 seeds says little" in text
 
 
 def test_a_single_group_is_not_compared(tmp_path):
@@ -427,13 +443,15 @@ def test_runs_with_different_hyperparameters_are_told(tmp_path):
     for seed, n_epochs in enumerate((10, 10, 2)):
         run = write_run(tmp_path, "qppo", seed, [[0, 2]])
         (run / "Game-v0").mkdir()
-        # Not the steps, which `--steps` may have replaced
         (run / "Game-v0" / "config.yml").write_text(config.format(n_epochs, 1000 * seed))
-    text = markdown(tmp_path, load_study(tmp_path), None)
-    assert (
-        "**The runs of qppo on Game-v0 have different hyperparameters:** "
-        "n_epochs is 10 (qppo_seed-0), 10 (qppo_seed-1), 2 (qppo_seed-2).\n" in text
-    )
+    different = "**The runs of qppo on Game-v0 have different hyperparameters:** "
+    epochs = "n_epochs is 10 (qppo_seed-0), 10 (qppo_seed-1), 2 (qppo_seed-2)"
+    steps = "n_timesteps is 0 (qppo_seed-0), 1000 (qppo_seed-1), 2000 (qppo_seed-2)"
+    assert f"{different}{epochs}; {steps}.\n" in markdown(tmp_path, load_study(tmp_path), None)
+    # Not the steps of a preset that `--steps` has replaced
+    for path in tmp_path.glob("*/run.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "n_timesteps": 5000}))
+    assert f"{different}{epochs}.\n" in markdown(tmp_path, load_study(tmp_path), None)
     shutil.rmtree(tmp_path / "qppo_seed-2")
     # Two runs of the same name
     folder = tmp_path / "part" / "Game-v0"
@@ -542,9 +560,32 @@ def test_relative_returns_are_interquartile_means_over_seeds_and_environments(tw
     # The middle two of 1/2, 3/2, 10/20 and 30/20, and of 4/2, 8/2, 20/20 and 100/20
     assert {name: means.tolist() for name, means in relative.means.items()} == {"a2c": [0, 1], "qppo": [0, 3]}
     low, high = relative.intervals["qppo"][:, -1]
-    assert 1.5 <= low < 3 < high <= 4.5
+    # All of QPPO's first seeds and all of its second ones give 1.5 and 4.5. The seeds of A2C are resampled too
+    assert 1 <= low < 1.5 and 4.5 < high <= 9
+    # Resamples of the reference are divided by their own mean: 1, 1 or 0.5, 1.5 in each game
+    np.testing.assert_allclose(relative.intervals["a2c"][:, -1], 1)
     # 1,000 steps take 10 and 20 seconds
     np.testing.assert_allclose(relative.minutes["qppo"], [15 / 60, 30 / 60])
+
+
+def test_relative_returns_have_no_interval_if_the_reference_has_one_seed(two_games):
+    for path in two_games.glob("*/a2c_seed-1"):
+        shutil.rmtree(path)
+    relative = relative_returns(load_study(two_games), "a2c")
+    assert relative.means["qppo"][-1] > 0 and all(np.isnan(interval).all() for interval in relative.intervals.values())
+
+
+def test_relative_returns_are_those_of_the_same_evaluations_in_all_groups(tmp_path):
+    """Of evaluations that were planned every 1,000 steps, 117 groups of 896 steps are 112 of 936."""
+    for group, every in ("x", 896), ("a2c", 936):
+        n_evaluations = 234 * 896 // every
+        run = write_run(tmp_path, group, 0, [[i, i] for i in range(1, n_evaluations + 1)], every=every)
+        settings = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**settings, "eval_freq": 1000}))
+    relative = relative_returns(load_study(tmp_path), "a2c")
+    assert relative.timesteps.tolist() == [117 * 896, 234 * 896]
+    assert relative.scales == {"Game-v0": 224}
+    np.testing.assert_allclose(relative.means["x"], [117 / 224, 234 / 224])
 
 
 def test_relative_returns_have_a_plot_and_a_table(two_games):
@@ -673,4 +714,4 @@ def test_a_report_says_why_groups_are_not_compared_over_environments(tmp_path):
     ]:
         write_run(tmp_path / env_id, group, 1, [[1, 1]], env_id=env_id, every=every)
     text = markdown(tmp_path, load_study(tmp_path), None)
-    assert "In some environments the runs have no evaluation in common yet." in text
+    assert "Second-v0: The runs have no evaluation after the same number of steps, so they are not compared. With" in text

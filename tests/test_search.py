@@ -428,6 +428,15 @@ def test_a_search_begins_with_an_empty_table_and_with_older_candidates(tmp_path,
 # ---- the command ----
 
 
+def test_ctrl_c_while_the_file_is_read_is_told_as_such(monkeypatch, capsys):
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "load_search", interrupted)
+    assert main(["search", "minatar"]) == 130
+    assert "search: interrupted" in capsys.readouterr().err
+
+
 def content_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 

@@ -623,6 +623,35 @@ def test_a_finished_run_with_other_hyperparameters_is_refused(tmp_path):
     assert not (tmp_path / "qa2c_seed-1").exists()
 
 
+@pytest.mark.parametrize("kind", ["finished", "unfinished"])
+def test_a_run_whose_file_has_another_number_of_steps_now_is_refused(kind, tmp_path):
+    """Schedules depend on it. `--steps` replaces it."""
+    path, entries = tmp_path / "mine.yml", dict(policy="MlpPolicy", n_steps=8, n_envs=1)
+    path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "n_timesteps": 16}}))
+    (run,) = make_grid("CartPole-v1", ["qa2c"], [0], tmp_path, config=str(path), **{**SMALL, "n_timesteps": 0})
+    assert run_study([run]) == {}
+    if kind == "unfinished":
+        status = Path(run.folder, "status.json")
+        status.write_text(json.dumps({**json.loads(status.read_text()), "finished": False}))
+    path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "n_timesteps": 800}}))
+    with pytest.raises(ValueError, match=f"an? {kind} run with other hyperparameters: `n_timesteps` is 800, and was 16"):
+        run_study([run])
+
+
+def test_evaluations_have_the_environment_arguments_of_the_hyperparameters(tmp_path):
+    entries = {"env_kwargs": {"is_slippery": False}}
+    (run,) = make_grid("FrozenLake-v1", ["qppo"], [0], tmp_path, hyperparams=entries, **SMALL)
+    manager = StudyManager(run)
+    try:
+        manager.setup_experiment()
+        slippery = [spec.kwargs["is_slippery"] for env in manager.envs for spec in env.get_attr("spec")]
+    finally:
+        for env in manager.envs:
+            env.close()
+    # Those of the training, and those of the evaluation
+    assert len(manager.envs) == 2 and not any(slippery)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -52,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
         for name in ("jobs", "threads"):
             check_number(name, getattr(args, name), minimum=1)
         search = load_search(args.conf_file or search_file(args.name))
-        names = list(dict.fromkeys(args.algos or search.algorithms))
+    except ValueError as error:
+        sys.exit(f"search: {error}")
+    names = list(dict.fromkeys(args.algos or search.algorithms))
+    try:
         failed = run_search(search, names, folder, args.jobs, n_threads=args.threads, device=args.device)
     except KeyboardInterrupt:
         runs = [run for trial in started_trials(search, names, folder) for run in trial.runs]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+import yaml
 from rl_zoo3.utils import ALGOS, get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -21,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
-from sb3_qac.study.loading import read_config
+from sb3_qac.study.loading import parse_config, read_config
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, read_run
 from sb3_qac.study.snapshots import save_for_playing
@@ -30,6 +31,8 @@ from sb3_qac.zoo import register
 
 # Episodes differ from those of training, and between runs: otherwise all seeds of a study would share their luck
 FIRST_SEED, N_ENVS = 12345, 50
+# Entries of hyperparameters that change what an environment is
+ENVIRONMENT_ENTRIES = ("env_kwargs", "env_wrapper", "vec_env_wrapper", "monitor_kwargs", "frame_stack", "normalize")
 
 
 def final_agent(run: Run, folder: Path) -> Path:
@@ -54,6 +57,31 @@ def final_agent(run: Run, folder: Path) -> Path:
     return agent
 
 
+def check_same_environments(run: Run, folder: Path) -> None:
+    """
+    :param run: Settings of a run
+    :param folder: Its folder
+    :raises ValueError: if the run was trained in environments that are made in another way, because its preset or its file of
+        hyperparameters has changed since
+    """
+    config = folder / run.env_id.replace("/", "-") / "config.yml"
+    if not config.is_file():
+        return
+    with contextlib.redirect_stdout(io.StringIO()):
+        hyperparams, _ = StudyManager(run).read_hyperparameters()
+    now, before = parse_config(yaml.dump(hyperparams)), read_config(config)
+    different = [
+        f"`{name}` is {now.get(name)!r}, and was {before.get(name)!r}"
+        for name in ENVIRONMENT_ENTRIES
+        if now.get(name) != before.get(name)
+    ]
+    if different:
+        raise ValueError(
+            f"{folder} was trained in other environments: {'; '.join(different)}. Its preset or its file of hyperparameters "
+            "has changed since. Restore that, or use the version of sb3_qac in its run.json."
+        )
+
+
 @contextlib.contextmanager
 def player_env(
     run: Run, folder: Path, scratch: Path, n_envs: int = 1, render_mode: str | None = None
@@ -66,11 +94,12 @@ def player_env(
     :param render_mode: "rgb_array" for images, which Atari games give with SB3's environments only; None for the environments
         of the run's evaluations
     :return: within it, the environments and the final agent, whose weights must not be changed
-    :raises ValueError: if there is no agent
+    :raises ValueError: if there is no agent, or it was trained in other environments
     """
     with contextlib.redirect_stdout(io.StringIO()):
         manager = StudyManager(replace(run, folder=str(scratch)))
         agent = final_agent(run, folder)
+        check_same_environments(run, folder)
         hyperparams, _ = manager.read_hyperparameters()
         _, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_hyperparams(hyperparams)
         # For the statistics of normalised observations, which are stored next to the agent

@@ -60,32 +60,45 @@ def statistics(groups: Groups) -> Iterator[str]:
     compared = common_evaluations(groups)
     steps = _last_step(compared)
     if steps is None:
-        yield "The runs have no evaluation in common yet."
+        yield _nothing_in_common(groups)
         if any(record.stopped for records in groups.values() for record in records):
             yield "The one at which a run was stopped does not count, since it was selected for its return."
         return
     scores = {group: np.array([[record.means[-1]] for record in records]) for group, records in compared.items()}
-    n_seeds = min(len(records) for records in compared.values())
+    several = {group: values for group, values in scores.items() if len(values) > 1}
     yield f"At {steps:,} steps, {_which(groups)}. Number of seeds: {_list(_counts(compared))}."
     yield ""
-    if n_seeds < 2:
+    if not several:
         yield "One seed gives no interval."
         return
-    estimates, intervals = bootstrap(scores, lambda values: np.array([metrics.aggregate_iqm(values)]), N_BOOTSTRAP)
+    estimates, intervals = bootstrap(several, lambda values: np.array([metrics.aggregate_iqm(values)]), N_BOOTSTRAP)
     yield "| group | mean | interquartile mean | 95 % bootstrap interval | standard deviation over seeds |"
     yield "|---|---|---|---|---|"
     for group, values in scores.items():
+        if group not in several:
+            yield f"| {group} | {values.mean():.2f} | - | - | - |"
+            continue
         low, high = intervals[group].ravel()
         yield (
             f"| {group} | {values.mean():.2f} | {estimates[group][0]:.2f} | {low:.2f} to {high:.2f} "
             f"| {np.std(values, ddof=1):.2f} |"
         )
-    if len(scores) > 1:
+    if len(several) > 1:
         yield ""
-        yield from improvements(scores)
+        yield from improvements(several)
         yield ""
         yield "The intervals are not corrected for multiple comparisons."
-    yield from _few(n_seeds)
+    yield from _few(min(map(len, several.values())))
+
+
+def _nothing_in_common(groups: Groups) -> str:
+    records = [record for of_group in groups.values() for record in of_group]
+    if not all(record.finished for record in records):
+        return "The runs have no evaluation in common yet."
+    text = "The runs have no evaluation after the same number of steps, so they are not compared."
+    if not any(record.stopped or record.settings.get("eval_from") is not None for record in records):
+        text += " With an `--eval-freq` that is a multiple of each algorithm's number of environments they would have."
+    return text
 
 
 def _few(n_seeds: int) -> Iterator[str]:
@@ -125,9 +138,10 @@ def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
     if len(compared[0]) < 2:
         yield "Fewer than two groups have two seeds in every environment, so none are compared over environments."
         return
-    if any(_last_step(groups) is None for groups in compared):
-        yield "In some environments the runs have no evaluation in common yet."
-        return
+    for env_id, groups in zip(envs, compared, strict=True):
+        if _last_step(groups) is None:
+            yield f"{env_id}: {_nothing_in_common(groups)}"
+            return
     yield (
         f"The mean over {len(envs)} environments, each at the last evaluation that all its runs have, of the seeds that a "
         f"group has in every environment: {_list(_counts(compared[0]))}."
@@ -147,8 +161,8 @@ def relative_table(relative: RelativeReturns) -> Iterator[str]:
     yield (
         f"Returns divided by the mean return of {relative.reference} after {relative.timesteps[-1]:,} steps ({scales}): their "
         "interquartile mean over environments and over the seeds that a group has in every one, with 95 % intervals of the "
-        "stratified bootstrap. Time includes the evaluations; it is the mean over environments of the median over seeds. Runs "
-        "on a busy machine are slower."
+        f"stratified bootstrap, which also resamples the seeds of {relative.reference}. Time includes the evaluations; it is "
+        "the mean over environments of the median over seeds. Runs on a busy machine are slower."
     )
     yield ""
     yield "| group | seeds | interquartile mean | 95 % bootstrap interval | minutes |"
@@ -190,7 +204,7 @@ def _compare(ours: Sequence[Record], theirs: Sequence[Record], goal: float | Non
     compared = common_evaluations(pair)
     steps = _last_step(compared)
     if steps is None or len(compared) < 2:
-        yield "Their runs have no evaluation in common yet."
+        yield _nothing_in_common(pair)
         return
     ends = [[record.means[-1] for record in compared[group]] for group in pair]
     ways = [[record.means.mean() for record in compared[group]] for group in pair]
@@ -209,16 +223,16 @@ def _ways_to(pair: Groups, goal: float) -> Iterator[str]:
     hours_to: dict[str, Any] = {name: [record.hours_to(goal) for record in records] for name, records in pair.items()}
     for name in pair:
         steps, hours = ([value for value in values[name] if value is not None] for values in (steps_to, hours_to))
-        when = (
-            f", after {_list([f'{x:,}' for x in steps])} steps ({_list([f'{x:.1f}' for x in hours])} hours)" if steps else ""
-        )
+        when = f", after {_list([f'{x:,}' for x in steps])} steps" if steps else ""
+        # Not known of a run that was killed in its first seconds
+        when += f" ({_list([f'{x:.1f}' for x in hours])} hours)" if steps and len(hours) == len(steps) else ""
         yield f"{len(steps)} of {len(pair[name])} runs of {name} reach {goal:g}{when}."
     if all(None not in steps for steps in steps_to.values()):
         name, other = pair
-        yield (
-            f"To reach {goal:g}, the difference ({name} minus {other}) is "
-            f"{_verdict(difference(*steps_to.values()), ' steps')}, and {_verdict(difference(*hours_to.values()), ' hours')}."
-        )
+        verdicts = [_verdict(difference(*steps_to.values()), " steps")]
+        if all(None not in hours for hours in hours_to.values()):
+            verdicts.append(_verdict(difference(*hours_to.values()), " hours"))
+        yield f"To reach {goal:g}, the difference ({name} minus {other}) is {', and '.join(verdicts)}."
 
 
 def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from sb3_qac.common.files import write_atomically
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
+from sb3_qac.study.agents import check_same_environments
 from sb3_qac.study.branching import judge_branches, play_all_actions
 from sb3_qac.study.callbacks import NoCallback
 from sb3_qac.study.gradients import GradientMoments, batch_of, estimators_of, gradient_of, scale_of
@@ -197,6 +198,7 @@ def diagnose_run(
     if not snapshots:
         raise ValueError(f"There are no snapshots in {folder}. `python -m sb3_qac study` keeps them.")
     register()
+    check_same_environments(run, folder)
     th.set_num_threads(n_threads)
     set_random_seed(run.seed)
     with environments_of(run) as env, Progress(console=Console(stderr=True)) as progress:

@@ -121,8 +121,8 @@ def _check_env(env_id: str) -> None:
 def check_hyperparams(runs: Sequence[Run]) -> None:
     """
     :param runs: Runs of a study
-    :raises ValueError: if their file with hyperparameters cannot be used, or a finished run had other ones, because the preset
-        or the file has changed since
+    :raises ValueError: if their file with hyperparameters cannot be used, or a finished run had other ones or an unfinished
+        one another number of steps, because the preset or the file has changed since
     """
     known: dict[str, dict[str, Any]] = {}
     for run in runs:
@@ -131,18 +131,29 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
         if key not in known:
             known[key] = parse_config(yaml.dump(hyperparams_of(run)))
         now, path = known[key], Path(run.folder, run.env_id.replace("/", "-"), "config.yml")
-        if not (run.finished and path.is_file()):
+        if run.failed_at_once or not path.is_file():
             continue
-        before = read_config(path)
+        try:
+            before = read_config(path)
+        except ValueError:
+            if run.finished:
+                raise
+            # Left half written by a killed process; the training writes it again
+            continue
+        # Exact resume compares the arguments of an unfinished training, but not its length, on which schedules depend
+        names = {*now, *before} if run.finished else {"n_timesteps"}
+        if run.n_timesteps:
+            names -= {"n_timesteps"}
         different = [
             f"`{name}` is {now.get(name)!r}, and was {before.get(name)!r}"
-            for name in sorted({*now, *before} - {"n_timesteps"})
+            for name in sorted(names)
             if now.get(name) != before.get(name)
         ]
         if different:
             raise ValueError(
-                f"{run.folder} is a finished run with other hyperparameters: {'; '.join(different)}. Its preset or its file "
-                "has changed since. Restore that, or give another folder with `--output`."
+                f"{run.folder} is {'a finished' if run.finished else 'an unfinished'} run with other hyperparameters: "
+                f"{'; '.join(different)}. Its preset or its file has changed since. Restore that, or give another folder with "
+                "`--output`."
             )
 
 

@@ -83,6 +83,8 @@ class StudyManager(ExperimentManager):
         self.eval_env_wrapper = get_wrapper_class({"env_wrapper": whole_games(hyperparams.get("env_wrapper"))})
         result = super()._preprocess_hyperparams(hyperparams)
         hyperparams, env_wrapper, callbacks, vec_env_wrapper = result
+        # RL Zoo sets it before it reads the hyperparameters, which may have some
+        self.eval_env_kwargs = self.env_kwargs
         if self._is_atari and self.run.native:
             vec_env_wrapper = to_ale_vec_env
         if self._is_atari and self.run.dtype is not None:

@@ -267,7 +267,8 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
     """
     :param parts: Records by part of a study
     :param folder: Folder of a packed study; it need not exist
-    :return: these records, and those of the packed study for runs that are not among them
+    :return: these records, and those of the packed study for runs that are not among them, or that are finished there and not
+        here, as on a machine that has begun them again
     :raises ValueError: if runs of two environments have the same path, so that one would replace the other
     """
     if not (folder / RUNS_FILE).is_file():
@@ -285,8 +286,11 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
                     f"which it would replace. Give another --output, or move the runs into a folder of the study named "
                     f"{added[record.path].replace('/', '-')}."
                 )
-        kept = [record for record in packed if record.path not in added]
-        merged[part] = sorted([*kept, *parts.get(part, [])], key=lambda record: record.path)
+        finished = {record.path for record in packed if record.finished}
+        ours = [record for record in parts.get(part, []) if record.finished or record.path not in finished]
+        replaced = {record.path for record in ours}
+        theirs = [record for record in packed if record.path not in replaced]
+        merged[part] = sorted([*theirs, *ours], key=lambda record: record.path)
     return merged
 
 

@@ -1,5 +1,6 @@
 """The record of one run of a study: its settings, how it ended, and its returns."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,11 @@ class Record:
     def hours_to(self, goal: float) -> float | None:
         """
         :param goal: Mean return of an evaluation
-        :return: hours to the first evaluation that reached it, at the mean speed of the run; None if none did
+        :return: hours to the first evaluation that reached it, at the mean speed of the run; None if none did, or the speed is
+            not known
         """
         steps = self.steps_to(goal)
-        return None if steps is None else steps / self.steps_per_second / 3600
+        return None if steps is None or math.isnan(self.steps_per_second) else steps / self.steps_per_second / 3600
 
 
 # The runs of one environment, by algorithm

@@ -239,9 +239,10 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
         cells = [record.name, record.state, f"{record.status.get('steps', 0):,}", last, best]
         if goal is not None:
             reached, hours = record.steps_to(goal), record.hours_to(goal)
-            cells += ["not reached", "-"] if hours is None else [f"{reached:,}", f"{hours:.2g}"]
+            cells += ["not reached" if reached is None else f"{reached:,}", "-" if hours is None else f"{hours:.2g}"]
         training = record.figures.get("training_return")
-        cells += ["-" if training is None else f"{training:.2f}", f"{record.steps_per_second:,.0f}"]
+        cells += ["-" if training is None else f"{training:.2f}"]
+        cells += ["-" if math.isnan(record.steps_per_second) else f"{record.steps_per_second:,.0f}"]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -345,9 +346,13 @@ def _different(envs: dict[str, Groups]) -> list[str]:
     for env_id, groups in envs.items():
         for group, records in groups.items():
             # A run that has just begun has none yet
-            found = {record.path: known for record in records if (known := record.settings.get("resolved_hyperparams"))}
-            # The number of steps of a preset, which `--steps` may have replaced
-            names = {name for hyperparams in found.values() for name in hyperparams} - {"n_timesteps"}
+            found = {
+                # `--steps` replaces the number of steps of the preset
+                record.path: {**known, "n_timesteps": record.settings.get("n_timesteps") or known.get("n_timesteps")}
+                for record in records
+                if (known := record.settings.get("resolved_hyperparams"))
+            }
+            names = {name for hyperparams in found.values() for name in hyperparams}
             parts = [
                 f"{name} is " + ", ".join(f"{hyperparams.get(name)} ({run})" for run, hyperparams in found.items())
                 for name in sorted(names)

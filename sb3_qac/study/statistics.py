@@ -213,7 +213,8 @@ class RelativeReturns:
     :param timesteps: Environment steps of the evaluations that all runs have, shape (n_evaluations,)
     :param n_seeds: Number of seeds, by group
     :param means: Interquartile means by group, shape (n_evaluations,)
-    :param intervals: Their 95 % intervals, shape (2, n_evaluations); nan for a single seed
+    :param intervals: Their 95 % intervals, which include the variation of the reference, shape (2, n_evaluations); nan for a
+        single seed of the group or of the reference
     :param minutes: Minutes of training to each evaluation by group, shape (n_evaluations,): the mean over environments of the
         median over seeds; nan if they are not known
     :param left_out: Groups without a seed that they have in every environment
@@ -248,7 +249,7 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
     if not len(steps):
         raise ValueError("The runs have no evaluation in common, so their returns cannot be compared with `reference`.")
     returns = {
-        name: np.array([[_at(record, steps).means for record in groups[name]] for groups in compared]).swapaxes(0, 1)
+        name: np.array([[_means_at(record, steps) for record in groups[name]] for groups in compared]).swapaxes(0, 1)
         for name in n_seeds
     }
     scales = returns[reference][..., -1].mean(axis=0)
@@ -258,8 +259,9 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
                 f"Returns are divided by those of `reference`, which must be positive, but in {env_id} {reference} returns "
                 f"{scale:.2f}."
             )
-    relative = {name: values / scales[:, None] for name, values in returns.items()}
-    estimates, intervals = bootstrap(relative, _interquartile_means, N_BOOTSTRAP_OF_RANKS)
+    # The returns of the reference are an estimate too, so they are resampled with those that are divided by them
+    pairs = {name: (values,) if name == reference else (values, returns[reference]) for name, values in returns.items()}
+    estimates, intervals = bootstrap(pairs, _relative_means, N_BOOTSTRAP_OF_RANKS)
     seconds = {
         name: np.mean([np.median([1 / record.steps_per_second for record in groups[name]]) for groups in compared])
         for name in n_seeds
@@ -270,17 +272,31 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
         steps,
         n_seeds,
         estimates,
-        {name: interval if n_seeds[name] > 1 else np.full_like(interval, np.nan) for name, interval in intervals.items()},
+        {
+            name: interval if min(n_seeds[name], n_seeds[reference]) > 1 else np.full_like(interval, np.nan)
+            for name, interval in intervals.items()
+        },
         {name: steps * of_step / 60 for name, of_step in seconds.items()},
         sorted({name for groups in envs.values() for name in groups} - n_seeds.keys()),
     )
 
 
-def _interquartile_means(values: np.ndarray) -> np.ndarray:
+def _means_at(record: Record, steps: np.ndarray) -> np.ndarray:
+    """:return: mean returns of a record's evaluations at exactly these steps"""
+    return record.means[np.searchsorted(record.timesteps, steps)]
+
+
+def _relative_means(returns: np.ndarray, reference: np.ndarray | None = None) -> np.ndarray:
     """
-    :param values: Shape (n_seeds, n_envs, n_evaluations)
-    :return: shape (n_evaluations,)
+    :param returns: Shape (n_seeds, n_envs, n_evaluations)
+    :param reference: Those of the reference; None for the same
+    :return: interquartile means of the returns, divided by the reference's mean return in the last evaluation of each
+        environment, shape (n_evaluations,)
     """
     from rliable import metrics
 
-    return np.array([metrics.aggregate_iqm(values[..., i]) for i in range(values.shape[-1])])
+    scales = (returns if reference is None else reference)[..., -1].mean(axis=0)
+    # A resample may have only seeds that returned nothing
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = returns / scales[:, None]
+    return np.array([metrics.aggregate_iqm(relative[..., i]) for i in range(relative.shape[-1])])
