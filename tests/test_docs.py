@@ -306,6 +306,13 @@ def test_figures_are_those_of_the_data(path, start):
     assert n_compared
 
 
+def test_steps_of_qppo_to_18_on_pong_are_those_of_the_data():
+    found = steps_to_18("pong_qppo")
+    _, _, *cells = row_of(README, "million steps to 18 on [Pong]")
+    for group, cell in zip(("qppo", "qppo-sampled"), cells, strict=False):
+        assert len(found[group]) == 5 and not list(wrong_figures(cell, found[group]))
+
+
 @pytest.mark.parametrize("path", [of_page(path) for path in sorted((ROOT / "results").glob("*/runs.csv"))])
 def test_rows_of_a_packed_study_have_its_name(path):
     with path.open(newline="") as file:

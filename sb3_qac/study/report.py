@@ -98,7 +98,11 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
     panel.set_ylabel("return of an evaluation episode")
     panel.set_title(title)
     panel.grid(alpha=0.3)
-    if panel.get_legend_handles_labels()[0]:
+    n_labels = len(panel.get_legend_handles_labels()[0])
+    if n_labels > 3:
+        # Inside it would hide lines
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize="small")
+    elif n_labels:
         panel.legend()
 
 
