@@ -12,7 +12,7 @@ from PIL import Image
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.__main__ import main
-from sb3_qac.study.analysis import paragraphs, statistics
+from sb3_qac.study.analysis import paragraphs, relative_table, statistics
 from sb3_qac.study.loading import load_study
 from sb3_qac.study.report import _panels, _styles, markdown, median_curve, table, write_report
 from sb3_qac.study.statistics import (
@@ -573,6 +573,16 @@ def test_relative_returns_have_no_interval_if_the_reference_has_one_seed(two_gam
         shutil.rmtree(path)
     relative = relative_returns(load_study(two_games), "a2c")
     assert relative.means["qppo"][-1] > 0 and all(np.isnan(interval).all() for interval in relative.intervals.values())
+
+
+def test_relative_returns_have_no_interval_if_most_seeds_of_the_reference_return_nothing(tmp_path):
+    """A resample of 0, 0 and 30 has only zeros with a probability of 8 in 27."""
+    for group, returns in {"a2c": (0, 0, 30), "qppo": (40, 41, 42)}.items():
+        for seed, value in enumerate(returns):
+            write_run(tmp_path, group, seed, [[value, value]])
+    relative = relative_returns(load_study(tmp_path), "a2c")
+    assert relative.means["qppo"] == pytest.approx(4.1) and np.isnan(relative.intervals["qppo"]).all()
+    assert "| qppo | 3 | 4.10 | - |" in "\n".join(relative_table(relative))
 
 
 def test_relative_returns_are_those_of_the_same_evaluations_in_all_groups(tmp_path):

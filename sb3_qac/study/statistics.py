@@ -214,7 +214,7 @@ class RelativeReturns:
     :param n_seeds: Number of seeds, by group
     :param means: Interquartile means by group, shape (n_evaluations,)
     :param intervals: Their 95 % intervals, which include the variation of the reference, shape (2, n_evaluations); nan for a
-        single seed of the group or of the reference
+        single seed of the group or of the reference, and where they are unbounded because seeds of the reference returned 0
     :param minutes: Minutes of training to each evaluation by group, shape (n_evaluations,): the mean over environments of the
         median over seeds; nan if they are not known
     :param left_out: Groups without a seed that they have in every environment
@@ -261,7 +261,9 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
             )
     # The returns of the reference are an estimate too, so they are resampled with those that are divided by them
     pairs = {name: (values,) if name == reference else (values, returns[reference]) for name, values in returns.items()}
-    estimates, intervals = bootstrap(pairs, _relative_means, N_BOOTSTRAP_OF_RANKS)
+    # A resample may have only seeds of the reference that returned nothing
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimates, intervals = bootstrap(pairs, _relative_means, N_BOOTSTRAP_OF_RANKS)
     seconds = {
         name: np.mean([np.median([1 / record.steps_per_second for record in groups[name]]) for groups in compared])
         for name in n_seeds
@@ -273,7 +275,7 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
         n_seeds,
         estimates,
         {
-            name: interval if min(n_seeds[name], n_seeds[reference]) > 1 else np.full_like(interval, np.nan)
+            name: np.where(np.isfinite(interval).all(axis=0) & (min(n_seeds[name], n_seeds[reference]) > 1), interval, np.nan)
             for name, interval in intervals.items()
         },
         {name: steps * of_step / 60 for name, of_step in seconds.items()},
@@ -296,7 +298,5 @@ def _relative_means(returns: np.ndarray, reference: np.ndarray | None = None) ->
     from rliable import metrics
 
     scales = (returns if reference is None else reference)[..., -1].mean(axis=0)
-    # A resample may have only seeds that returned nothing
-    with np.errstate(divide="ignore", invalid="ignore"):
-        relative = returns / scales[:, None]
+    relative = returns / scales[:, None]
     return np.array([metrics.aggregate_iqm(relative[..., i]) for i in range(relative.shape[-1])])
