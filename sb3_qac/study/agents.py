@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
-from sb3_qac.study.loading import parse_config, read_config
+from sb3_qac.study.loading import changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, read_run
 from sb3_qac.study.snapshots import save_for_playing
@@ -69,12 +69,7 @@ def check_same_environments(run: Run, folder: Path) -> None:
         return
     with contextlib.redirect_stdout(io.StringIO()):
         hyperparams, _ = StudyManager(run).read_hyperparameters()
-    now, before = parse_config(yaml.dump(hyperparams)), read_config(config)
-    different = [
-        f"`{name}` is {now.get(name)!r}, and was {before.get(name)!r}"
-        for name in ENVIRONMENT_ENTRIES
-        if now.get(name) != before.get(name)
-    ]
+    different = changed_entries(parse_config(yaml.dump(hyperparams)), read_config(config), ENVIRONMENT_ENTRIES)
     if different:
         raise ValueError(
             f"{folder} was trained in other environments: {'; '.join(different)}. Its preset or its file of hyperparameters "

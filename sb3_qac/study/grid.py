@@ -29,7 +29,7 @@ from sb3_qac.common.checks import check_device, check_number, check_seed
 from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
-from sb3_qac.study.loading import parse_config, read_config
+from sb3_qac.study.loading import changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager, is_resumable
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.train import train_run
@@ -144,11 +144,7 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
         names = {*now, *before} if run.finished else {"n_timesteps"}
         if run.n_timesteps:
             names -= {"n_timesteps"}
-        different = [
-            f"`{name}` is {now.get(name)!r}, and was {before.get(name)!r}"
-            for name in sorted(names)
-            if now.get(name) != before.get(name)
-        ]
+        different = changed_entries(now, before, sorted(names))
         if different:
             raise ValueError(
                 f"{run.folder} is {'a finished' if run.finished else 'an unfinished'} run with other hyperparameters: "

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,18 @@ def read_config(path: Path) -> dict[str, Any]:
         return parse_config(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: it {error}.") from None
+
+
+def changed_entries(now: dict[str, Any], before: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """
+    :param now: Hyperparameters as plain values
+    :param before: Those of a run
+    :param names: Entries to compare
+    :return: a description of each entry that differs
+    """
+    return [
+        f"`{name}` is {now.get(name)!r}, and was {before.get(name)!r}" for name in names if now.get(name) != before.get(name)
+    ]
 
 
 def load_study(folder: Path) -> dict[str, Groups]:
