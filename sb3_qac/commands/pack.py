@@ -11,8 +11,8 @@ def add_parser(commands: Any) -> None:
     pack = commands.add_parser(
         "pack",
         help="write the data of a study as a few small files, for a repository",
-        description="Writes runs.csv (a row for each run), settings.json, evaluations.csv.gz (a row for each episode), "
-        "curves.csv.gz (thinned), and diagnosis.json (if there are diagnoses). `report` reads them like the folders of the "
+        description="Writes runs.csv (a row for each run), settings.json, evaluations.csv.xz (a row for each episode), "
+        "curves.csv.xz (thinned), and diagnosis.json (if there are diagnoses). `report` reads them like the folders of the "
         "runs. Studies in subfolders of the study are packed as parts: `report results/pong/PART --output FOLDER` reads one.",
         epilog="Example: python -m sb3_qac pack studies/pong --output results/pong",
     )

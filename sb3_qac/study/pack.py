@@ -1,13 +1,13 @@
 """
 A study as a few small files instead of a folder for each run, so that a repository can keep it: a row for each run in
-``runs.csv``, their settings in ``settings.json``, a row for each evaluation episode in ``evaluations.csv.gz``, thinned curves
-in ``curves.csv.gz``, and ``diagnosis.json``. The same study gives the same bytes.
+``runs.csv``, their settings in ``settings.json``, a row for each evaluation episode in ``evaluations.csv.xz``, thinned curves
+in ``curves.csv.xz``, and ``diagnosis.json``. The same study gives the same bytes.
 """
 
 import json
+import lzma
 import shlex
 import tempfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from sb3_qac.study.statistics import standard_error
 RUNS_FILE, SETTINGS_FILE, EVALUATIONS_FILE, CURVES_FILE, DIAGNOSIS_FILE = (
     "runs.csv",
     "settings.json",
-    "evaluations.csv.gz",
-    "curves.csv.gz",
+    "evaluations.csv.xz",
+    "curves.csv.xz",
     "diagnosis.json",
 )
 # Entries of `run.json` that have a column of their own
@@ -38,10 +38,10 @@ COLUMNS = {
 }
 # An empty field is no value. Not "None" or "NA", which may be the name of a study
 NO_VALUE = [""]
-# Largest number of rows of a run in `curves.csv.gz`
+# Largest number of rows of a run in `curves.csv.xz`
 N_POINTS = 100
-# The gzip header contains a time: a fixed one gives the same bytes
-GZIP: Any = {"method": "gzip", "compresslevel": 9, "mtime": 0}
+# Half the size of gzip, and no time in the header: the same table gives the same bytes
+XZ: Any = {"method": "xz", "preset": 9}
 # Options of `study` by setting of a run, with the value for which the option is omitted
 OPTIONS = {
     "n_timesteps": ("--steps", 0),
@@ -62,7 +62,7 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
     :param parts: Records by part of the study; "" for the study itself
     :param output: Folder for the files
     :param lost: Paths of runs that were lost with their machine
-    :param n_points: Rows of a run in ``curves.csv.gz`` at most
+    :param n_points: Rows of a run in ``curves.csv.xz`` at most
     :return: the files
     :raises ValueError: if there is no such run, or a run is there twice
     """
@@ -92,7 +92,7 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
         for name, (of_runs, float_format) in tables.items():
             if of_runs:
                 table = pd.concat(of_runs, ignore_index=True)
-                table.to_csv(new / name, index=False, float_format=float_format, compression=GZIP, lineterminator="\n")
+                table.to_csv(new / name, index=False, float_format=float_format, compression=XZ, lineterminator="\n")
         if diagnoses:
             lines = [f"{json.dumps(path)}: {json.dumps(points)}" for path, points in diagnoses.items()]
             (new / DIAGNOSIS_FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -233,7 +233,7 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
     """
     try:
         return _load_pack(folder, part)
-    except (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError) as error:
+    except (OSError, EOFError, lzma.LZMAError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"The packed study in {folder} cannot be read, because a file is missing or damaged ({type(error).__name__}: "
             f"{error}). Pack it again, or take the files from the repository."
