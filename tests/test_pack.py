@@ -196,7 +196,7 @@ def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
     assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == "lost"
 
 
-def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhere(live, packed, tmp_path):
+def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhere(live, packed, tmp_path, capsys):
     output, again = shutil.copytree(packed, tmp_path / "cartpole"), tmp_path / "again"
     shutil.copytree(live / "a2c_seed-1", again / "a2c_seed-1")
     (again / "a2c_seed-1" / "evaluations.npz").unlink()
@@ -205,6 +205,7 @@ def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhe
     before = {name: (output / name).read_bytes() for name in FILES}
     assert main(["pack", str(again), "--output", str(output), "--add"]) == 0
     assert {name: (output / name).read_bytes() for name in FILES} == before
+    assert f"a2c_seed-1 is unfinished in {again}: its finished run in {output} is kept." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("n_written", range(3))

@@ -19,7 +19,9 @@ def add_parser(commands: Any) -> None:
     pack.add_argument("folder", type=Path, metavar="STUDY", help="folder of the study")
     pack.add_argument("--output", type=Path, help="folder for the files; default: results/NAME_OF_THE_STUDY")
     pack.add_argument(
-        "--add", action="store_true", help="keep the packed runs of OUTPUT that are not in STUDY, from another machine perhaps"
+        "--add",
+        action="store_true",
+        help="keep the packed runs of OUTPUT that are not in STUDY, from another machine perhaps, or not finished there",
     )
     pack.add_argument(
         "--lost", nargs="+", default=[], metavar="RUN", help="runs that were lost with their machine, such as a2c_seed-0"
@@ -42,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
         parts = load_everything(args.folder)
         output = args.output or Path("results", args.folder.resolve().name)
         if args.add:
-            parts = add_packed(parts, output)
+            ours, parts = parts, add_packed(parts, output)
+            added = {id(record) for records in parts.values() for record in records}
+            for path in (record.path for records in ours.values() for record in records if id(record) not in added):
+                print(f"pack: {path} is unfinished in {args.folder}: its finished run in {output} is kept.", file=sys.stderr)
         for path in write_pack(parts, output, args.lost, args.points):
             print(path)
     except ValueError as error:

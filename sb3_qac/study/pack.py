@@ -286,11 +286,11 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
                     f"which it would replace. Give another --output, or move the runs into a folder of the study named "
                     f"{added[record.path].replace('/', '-')}."
                 )
-        finished = {record.path for record in packed if record.finished}
-        ours = [record for record in parts.get(part, []) if record.finished or record.path not in finished]
-        replaced = {record.path for record in ours}
-        theirs = [record for record in packed if record.path not in replaced]
-        merged[part] = sorted([*theirs, *ours], key=lambda record: record.path)
+        by_path = {record.path: record for record in packed}
+        for record in parts.get(part, []):
+            if record.finished or not (record.path in by_path and by_path[record.path].finished):
+                by_path[record.path] = record
+        merged[part] = [by_path[path] for path in sorted(by_path)]
     return merged
 
 
