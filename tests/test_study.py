@@ -26,15 +26,15 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from rich.console import Console
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C
-from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv
+from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_qac.__main__ import main
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.files import make_folder, read_json
-from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study import workers
@@ -43,7 +43,7 @@ from sb3_qac.study.callbacks import EvaluateFromReturn, StopOnReturn
 from sb3_qac.study.catalogue import STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary
 from sb3_qac.study.loading import load_run
-from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of, whole_games
+from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
 from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.study.train import train_run
@@ -701,31 +701,45 @@ def test_a_run_that_cannot_be_resumed_runs_all_the_same(env_id, algo, tmp_path):
     assert run.finished and not checkpoints_in(Path(run.folder, "checkpoints"))
 
 
-def test_evaluations_are_of_whole_games_on_games_of_their_own(tmp_path):
-    for native in (False, True):
-        (run,) = make_grid("BreakoutNoFrameskip-v4", ["task1"], [3], tmp_path / str(native), **{**SMALL, "native": native})
-        manager = StudyManager(run)
-        model, _ = manager.setup_experiment()
-        (evaluation,) = [callback for callback in manager.callbacks if isinstance(callback, EvalCallback)]
-        assert not evaluation.deterministic and evaluation.eval_env.num_envs == 3
-        training, evaluating = model.env.unwrapped, evaluation.eval_env.unwrapped
-        if native:
-            assert isinstance(training, AleVecEnv) and isinstance(evaluating, AleVecEnv)
-            assert training.terminal_on_life_loss and not evaluating.terminal_on_life_loss
-        else:
-            assert is_wrapped(training.envs[0], EpisodicLifeEnv) and not is_wrapped(evaluating.envs[0], EpisodicLifeEnv)
-        assert not {*np.ravel(training._seeds)} & {*np.ravel(evaluating._seeds)}
-        model.env.close()
-        evaluation.eval_env.close()
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("algo", ["task1", "ppo"])
+def test_evaluations_are_of_whole_new_games_on_games_of_their_own(algo, native, tmp_path):
+    """RL Zoo's preset of PPO has no wrapper for new games."""
+    (run,) = make_grid("BreakoutNoFrameskip-v4", [algo], [3], tmp_path, **{**SMALL, "native": native})
+    manager = StudyManager(run)
+    model, _ = manager.setup_experiment()
+    (evaluation,) = [callback for callback in manager.callbacks if isinstance(callback, EvalCallback)]
+    assert not evaluation.deterministic and evaluation.eval_env.num_envs == 3
+    training, evaluating = model.env.unwrapped, evaluation.eval_env.unwrapped
+    for env in (training, evaluating):
+        assert env.terminal_on_life_loss if native else is_wrapped(env.envs[0], EpisodicLifeEnv)
+    assert not {*np.ravel(training._seeds)} & {*np.ravel(evaluating._seeds)}
+    # The reset of the second evaluation comes in the middle of games
+    for _ in range(2):
+        evaluating.reset()
+        if not native:
+            assert [env.unwrapped.ale.lives() for env in evaluating.envs] == [5, 5, 5]
+        infos = evaluating.step(np.zeros(3, dtype=int))[3]
+        assert [info["lives"] for info in infos] == [5, 5, 5]
+        while all(info["lives"] == 5 for info in infos):
+            infos = evaluating.step(np.zeros(3, dtype=int))[3]
+    model.env.close()
+    evaluation.eval_env.close()
 
 
-def test_life_loss_is_switched_off_in_every_form_of_a_preset():
-    name = f"{AtariWrapper.__module__}.{AtariWrapper.__name__}"
-    off = {"terminal_on_life_loss": False}
-    assert whole_games(name) == {name: off}
-    assert whole_games([name, "another.Wrapper"]) == [{name: off}, "another.Wrapper"]
-    assert whole_games([{name: {"noop_max": 5}}]) == [{name: {"noop_max": 5, **off}}]
-    assert whole_games(None) is None
+@pytest.mark.parametrize("native", [False, True])
+def test_an_evaluation_presses_fire_at_the_start_of_each_life_as_training_does(native, tmp_path):
+    """Without, an agent that never learnt to press it would wait for the time limit of the game."""
+    (run,) = make_grid("BreakoutNoFrameskip-v4", ["task1"], [3], tmp_path, **{**SMALL, "native": native})
+    manager = StudyManager(run)
+    model, _ = manager.setup_experiment()
+    evaluating = next(callback for callback in manager.callbacks if isinstance(callback, EvalCallback)).eval_env
+    agent = Mock(predict=lambda *args, **kwargs: (np.zeros(3, dtype=int), None))
+    frames = evaluate_policy(agent, evaluating, 3, return_episode_rewards=True)[1]
+    # Without FIRE a game has no ball, and ends after 108,000
+    assert len(frames) == 3 and max(frames) < 10_000
+    model.env.close()
+    evaluating.close()
 
 
 @pytest.mark.parametrize(("algo", "for_gpu"), [("qppo", True), ("a2c", True), ("pqn", False)])

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.utils import ALGOS, get_wrapper_class
+from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import EvalCallback
@@ -29,7 +29,7 @@ from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import to_ale_vec_env
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
 from sb3_qac.common.torch_layers import LeanNatureCNN
-from sb3_qac.common.wrappers import EpisodeReplay
+from sb3_qac.common.wrappers import EpisodeReplay, NewGameOnReset
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.state import StateError, get_state
 from sb3_qac.study.callbacks import ConstantWeightsCallback, EvaluateFromReturn, StatusCallback, StopOnReturn
@@ -74,13 +74,11 @@ class StudyManager(ExperimentManager):
         self.params_path = f"{run.folder}/{self.env_name}"
         self.deterministic_eval = run.deterministic
         self.envs: list[VecEnv] = []
-        self.eval_env_wrapper: Callable[[gym.Env], gym.Env] | None = None
         self.is_resumable = self.needs_replay = False
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
         self.is_resumable = is_resumable(ALGOS[self.run.algo], hyperparams)
         self.needs_replay = self.is_resumable and not self._is_atari and not has_visible_state(self.run.env_id)
-        self.eval_env_wrapper = get_wrapper_class({"env_wrapper": whole_games(hyperparams.get("env_wrapper"))})
         result = super()._preprocess_hyperparams(hyperparams)
         hyperparams, env_wrapper, callbacks, vec_env_wrapper = result
         # RL Zoo sets it before it reads the hyperparameters, which may have some
@@ -96,10 +94,12 @@ class StudyManager(ExperimentManager):
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         env_wrapper, seed = self.env_wrapper, self.seed
         if eval_env:
-            self.env_wrapper, self.seed = self.eval_env_wrapper, seed + EVAL_SEED_OFFSET
+            self.seed = seed + EVAL_SEED_OFFSET
+        if eval_env and self._is_atari:
+            # The rest as in training, FIRE at the start of each life too: agents do not learn to press it
+            self.env_wrapper = inside(NewGameOnReset, self.env_wrapper)
         if self.needs_replay:
-            inner = self.env_wrapper
-            self.env_wrapper = lambda env: EpisodeReplay(env if inner is None else inner(env))
+            self.env_wrapper = inside(EpisodeReplay, self.env_wrapper)
         try:
             self.envs.append(super().create_envs(n_envs, eval_env, no_log))
             return self.envs[-1]
@@ -181,18 +181,13 @@ def has_visible_state(env_id: str) -> bool:
     return True
 
 
-def whole_games(env_wrapper: Any) -> Any:
+def inside(wrapper_class: type[gym.Wrapper], env_wrapper: Callable[[gym.Env], gym.Env] | None) -> Callable[[gym.Env], gym.Env]:
     """
-    :param env_wrapper: Wrappers as in RL Zoo's presets
-    :return: The wrappers with Atari's life loss switched off, because SB3's wrapper for it would continue a game in the next
-        evaluation
+    :param wrapper_class: A wrapper
+    :param env_wrapper: Function that wraps an environment, or None
+    :return: the function that puts its result inside the wrapper
     """
-    if isinstance(env_wrapper, list):
-        return [whole_games(wrapper) for wrapper in env_wrapper]
-    name, kwargs = next(iter(env_wrapper.items())) if isinstance(env_wrapper, dict) else (env_wrapper, {})
-    if name != "stable_baselines3.common.atari_wrappers.AtariWrapper":
-        return env_wrapper
-    return {name: {**kwargs, "terminal_on_life_loss": False}}
+    return lambda env: wrapper_class(env if env_wrapper is None else env_wrapper(env))
 
 
 def config_of(algo: str, env_id: str) -> str | None:
