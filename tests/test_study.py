@@ -41,10 +41,11 @@ from sb3_qac.study import workers
 from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StopOnReturn
 from sb3_qac.study.catalogue import STUDIES, field_name
-from sb3_qac.study.grid import make_grid, run_study, status_table, summary
+from sb3_qac.study.grid import make_grid, run_study, status_table, summary, without_evaluation
 from sb3_qac.study.loading import load_run
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
-from sb3_qac.study.run import Run
+from sb3_qac.study.pack import command_of
+from sb3_qac.study.run import Run, read_run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.study.train import train_run
 from sb3_qac.zoo import presets
@@ -691,6 +692,39 @@ def test_what_every_run_would_fail_by_is_refused_at_the_start(arguments, message
     with pytest.raises(SystemExit, match="ALE/Pong-v5 skips 4 frames itself"):
         main(["study", "ALE/Pong-v5", "--output", str(tmp_path / "out")])
     assert not list((tmp_path / "out").rglob("run.json"))
+
+
+def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
+    """The module is imported in the processes of ``--jobs`` too, and by the commands that read the run."""
+    (tmp_path / "my_package.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('MyCartPole-v0', CartPoleEnv, max_episode_steps=50)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--seeds", "0", "1", "--steps", "600", "--eval-freq", "300", "--eval-episodes", "2", "--wandb", "disabled"]
+    command = ["study", "MyCartPole-v0", "--algos", "qppo", *options, "--output", str(tmp_path / "study")]
+    with pytest.raises(SystemExit, match="`--gym-packages` imports the module that registers"):
+        main(command)
+    with pytest.raises(SystemExit, match="`--gym-packages` must be modules that Python can import, but 'nowhere' was given"):
+        main([*command, "--gym-packages", "nowhere"])
+    assert main([*command, "--gym-packages", "my_package", "--jobs", "2"]) == 0
+    first, _ = make_grid("MyCartPole-v0", ["qppo"], [0, 1], tmp_path / "study", gym_packages=["my_package"])
+    assert first.finished and read_run(Path(first.folder)).gym_packages == ["my_package"]
+    assert main(["evaluate", first.folder, "--episodes", "2"]) == 0
+    assert command_of(load_run(Path(first.folder)).settings).endswith("--gym-packages my_package")
+
+
+def test_a_training_that_ends_before_its_first_evaluation_is_told(tmp_path, capsys):
+    # The preset of QPPO has 50,000 steps, RL Zoo's of A2C 500,000
+    runs = make_grid("CartPole-v1", ["qppo", "a2c"], [0, 1], tmp_path)
+    (line,) = without_evaluation(runs)
+    assert line.startswith("qppo on CartPole-v1 has no evaluation, because its 50,000 steps are fewer than")
+    assert not list(without_evaluation([replace(run, eval_freq=50_000) for run in runs[:2]]))
+    assert not list(without_evaluation([replace(run, n_timesteps=300_000) for run in runs]))
+    options = ["--steps", "200", "--algos", "a2c", "--seeds", "0", "--wandb", "disabled", "--output", str(tmp_path)]
+    assert main(["study", "CartPole-v1", *options]) == 0
+    assert "study: a2c on CartPole-v1 has no evaluation, because its 200 steps" in capsys.readouterr().err
 
 
 # RL Zoo's PPO for Pendulum has state-dependent exploration

@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
         if args.add:
             ours, parts = parts, add_packed(parts, output)
             added = {id(record) for records in parts.values() for record in records}
-            for path in (record.path for records in ours.values() for record in records if id(record) not in added):
-                print(f"pack: {path} is unfinished in {args.folder}: its finished run in {output} is kept.", file=sys.stderr)
+            for name in (record.path for records in ours.values() for record in records if id(record) not in added):
+                print(f"pack: {name} is unfinished in {args.folder}: its finished run in {output} is kept.", file=sys.stderr)
         for path in write_pack(parts, output, args.lost, args.points):
             print(path)
     except ValueError as error:

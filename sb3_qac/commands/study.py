@@ -29,7 +29,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         metavar="ALGO",
         help="all-action, all-action-baseline, beta-loo (or the course documents' names: task1, task2, beta1), "
-        "qppo, qppo-sampled, algorithms of RL Zoo, or rungs of the ladder; default: a2c all-action all-action-baseline",
+        "qa2c (its preset as it is), qppo, qppo-sampled, pqn, algorithms of RL Zoo, or rungs of the ladder; "
+        "default: a2c all-action all-action-baseline",
     )
     study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm; default: 0 100")
     study.add_argument("--steps", type=int, help="environment steps of each run; default: as in the preset")
@@ -65,6 +66,13 @@ def add_parser(commands: Any) -> None:
         help="mode of Weights & Biases; default: offline, which needs no account",
     )
     study.add_argument("--output", type=Path, help="folder; default: studies/ENV")
+    study.add_argument(
+        "--gym-packages",
+        nargs="+",
+        metavar="MODULE",
+        default=[],
+        help="modules to import, which register environments of your own",
+    )
     study.add_argument("--json", action="store_true", help="print the state of each run as JSON at the end")
     study.set_defaults(run=run)
 
@@ -80,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
-    from sb3_qac.study.grid import check_ray_address, run_study, what_is_resumed
+    from sb3_qac.study.grid import check_ray_address, run_study, what_is_resumed, without_evaluation
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
@@ -90,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
             check_ray_address(args.ray)
         runs = grid_of(args, folder)
         make_folder(folder)
+        for line in without_evaluation(runs):
+            print(f"study: {line}", file=sys.stderr)
     except ValueError as error:
         sys.exit(f"study: {error}")
     # Sets this process; the processes of `--jobs` do it when they start
@@ -159,6 +169,7 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
         n_threads=asked.threads,
         device=asked.device,
         wandb=asked.wandb,
+        gym_packages=args.gym_packages,
     )
 
 

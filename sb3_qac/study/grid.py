@@ -30,7 +30,7 @@ from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.loading import changed_entries, parse_config, read_config
-from sb3_qac.study.manager import StudyManager, is_resumable
+from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.train import train_run
 from sb3_qac.study.workers import train_in_processes
@@ -65,9 +65,10 @@ def make_grid(
     :param hyperparams: Entries that replace those of the file, for all
     :param settings: Further settings of ``Run``
     :return: one run for each environment, group and seed
-    :raises ValueError: if there is no such environment or algorithm, or a number that is not allowed
+    :raises ValueError: if there is no such environment, algorithm or module, or a number that is not allowed
     """
     register()
+    import_packages(settings.get("gym_packages", []))
     env_ids = study_of(env).env_ids
     for env_id in env_ids:
         _check_env(env_id)
@@ -114,7 +115,8 @@ def _check_env(env_id: str) -> None:
         gym.spec(env_id)
     except gym.error.Error as error:
         raise ValueError(
-            f"{error}{'' if str(error).endswith(('.', '?')) else '.'} Short names are {', '.join(STUDIES)}."
+            f"{error}{'' if str(error).endswith(('.', '?')) else '.'} Short names are {', '.join(STUDIES)}. "
+            "`--gym-packages` imports the module that registers an environment of your own."
         ) from None
 
 
@@ -191,6 +193,21 @@ def hyperparams_of(run: Run) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{manager.config} has no entry {missing[0]!r} for {run.env_id}.")
     return hyperparams
+
+
+def without_evaluation(runs: Sequence[Run]) -> Iterator[str]:
+    """
+    :param runs: Runs of a study
+    :return: a line of text for each algorithm and environment whose training ends before its first evaluation
+    """
+    # One run of each is enough: the seeds have the same settings
+    for run in {(run.group, run.env_id): run for run in runs}.values():
+        steps = run.n_timesteps or int(float(hyperparams_of(run)["n_timesteps"]))
+        if steps < run.eval_freq:
+            yield (
+                f"{field_name(run.group)} on {run.env_id} has no evaluation, because its {steps:,} steps are fewer than those "
+                f"between two evaluations, {run.eval_freq:,}. `--eval-freq` sets these."
+            )
 
 
 def what_is_resumed(runs: Sequence[Run]) -> str:

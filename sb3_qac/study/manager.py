@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class StudyManager(ExperimentManager):
     """
 
     def __init__(self, run: Run) -> None:
+        import_packages(run.gym_packages)
         super().__init__(
             Namespace(**asdict(run)),
             run.algo,
@@ -123,6 +125,21 @@ class StudyManager(ExperimentManager):
             self.callbacks.append(ConstantWeightsCallback())
         self.status = StatusCallback(Path(self.run.folder, "status.json"), evaluation)
         self.callbacks.append(self.status)
+
+
+def import_packages(names: Sequence[str]) -> None:
+    """
+    :param names: Modules that register environments when they are imported, as RL Zoo's ``--gym-packages``
+    :raises ValueError: if one cannot be imported
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(
+                f"`--gym-packages` must be modules that Python can import, but {name!r} was given: {error}. Install it, or "
+                "run the command in the folder of its file."
+            ) from None
 
 
 def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dtype: str) -> None:

@@ -176,6 +176,7 @@ def command_of(settings: dict[str, Any]) -> str:
         if value is not None and value != default:
             # A return that is a whole number has no ".0", as users write it
             words += [option, Path(value).name if name == "config" else str(value).removesuffix(".0")]
+    words += ["--gym-packages", *settings["gym_packages"]] if settings.get("gym_packages") else []
     words += ["--deterministic"] if settings.get("deterministic") else []
     words += [] if settings.get("native", True) else ["--stock"]
     return shlex.join(words)

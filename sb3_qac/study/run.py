@@ -9,7 +9,7 @@ from typing import Any
 from sb3_qac.common.files import read_json
 
 # Settings that may change when a run is resumed: where and how it is computed, but not its outcome
-MAY_CHANGE = ("folder", "n_threads", "device", "wandb")
+MAY_CHANGE = ("folder", "n_threads", "device", "wandb", "gym_packages")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Run:
     :param n_threads: Threads for PyTorch
     :param device: PyTorch device
     :param wandb: Mode of Weights & Biases: "offline", "online" or "disabled"
+    :param gym_packages: Modules that register environments when they are imported
     """
 
     name: str
@@ -58,6 +59,7 @@ class Run:
     n_threads: int = 1
     device: str = "auto"
     wandb: str = "offline"
+    gym_packages: list[str] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
