@@ -13,7 +13,7 @@ from stable_baselines3 import SAC
 from sb3_qac import QA2C
 from sb3_qac.__main__ import main
 from sb3_qac.common.vec_env import AleVecEnv
-from sb3_qac.study.agents import evaluate_agent, export_agent
+from sb3_qac.study.agents import evaluate_agent, evaluation_line, export_agent
 from sb3_qac.study.diagnose import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.loading import load_run
@@ -35,7 +35,7 @@ def test_the_mean_and_the_spread_are_those_of_the_episodes(run, capsys, monkeypa
         assert n_episodes == 3 and env.num_envs == 3 and return_episode_rewards
         # Normalised as in training, without learning how
         assert env.obs_rms.count > 800 and not env.training
-        return returns[deterministic], None
+        return returns[deterministic], [500, 490, 480] if not deterministic else [100, 100, 101]
 
     monkeypatch.setattr("sb3_qac.study.agents.evaluate_policy", evaluate)
     assert main(["evaluate", run.folder, "--episodes", "3", "--json"]) == 0
@@ -47,9 +47,11 @@ def test_the_mean_and_the_spread_are_those_of_the_episodes(run, capsys, monkeypa
         "sampled": -490.0,
         "sampled_std": 10.0,
         "sampled_error": pytest.approx(10 / np.sqrt(3)),
+        "sampled_different": 3,
         "greedy": -100.0,
         "greedy_std": 0.0,
         "greedy_error": 0.0,
+        "greedy_different": 2,
     }
     assert main(["evaluate", run.folder, "--episodes", "3"]) == 0
     assert (
@@ -74,10 +76,13 @@ def test_atari_games_are_played_in_the_environments_of_the_run(native, tmp_path,
 
     def evaluate(model, env, n_episodes, deterministic, return_episode_rewards):
         environments.append(env.unwrapped)
-        return [21.0] * n_episodes, None
+        return [21.0] * n_episodes, list(range(n_episodes)) if not deterministic else [7, 8, 7]
 
     monkeypatch.setattr("sb3_qac.study.agents.evaluate_policy", evaluate)
-    assert evaluate_agent(Path(run.folder), 3)["greedy"] == 21.0
+    result = evaluate_agent(Path(run.folder), 3)
+    assert result["greedy"] == 21.0
+    # Without sticky actions greedy games with the same start are the same
+    assert evaluation_line(result).endswith("sampled 21.00 (std 0.00), greedy 21.00 (std 0.00, 2 different games), n = 3")
     assert [isinstance(env, AleVecEnv) for env in environments] == [native, native]
     assert [env.num_envs for env in environments] == [3, 3]
 

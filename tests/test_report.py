@@ -561,11 +561,20 @@ def test_relative_returns_are_interquartile_means_over_seeds_and_environments(tw
     assert {name: means.tolist() for name, means in relative.means.items()} == {"a2c": [0, 1], "qppo": [0, 3]}
     low, high = relative.intervals["qppo"][:, -1]
     # All of QPPO's first seeds and all of its second ones give 1.5 and 4.5. The seeds of A2C are resampled too
-    assert 1 <= low < 1.5 and 4.5 < high <= 9
+    assert 1 <= low <= 1.5 and 4.5 < high <= 9
     # Resamples of the reference are divided by their own mean: 1, 1 or 0.5, 1.5 in each game
     np.testing.assert_allclose(relative.intervals["a2c"][:, -1], 1)
     # 1,000 steps take 10 and 20 seconds
     np.testing.assert_allclose(relative.minutes["qppo"], [15 / 60, 30 / 60])
+
+
+def test_a_resampled_seed_has_all_evaluations_of_its_run(tmp_path):
+    """Both seeds of a run have half of their last return before, so the reference has exactly a half in every resample."""
+    for env_id, scale in {"First-v0": 1, "Second-v0": 10}.items():
+        for seed, value in enumerate((2, 6)):
+            write_run(tmp_path / env_id, "ppo", seed, [[value * scale / 2] * 2, [value * scale] * 2], env_id=env_id)
+    relative = relative_returns(load_study(tmp_path), "ppo")
+    np.testing.assert_allclose(relative.intervals["ppo"], [[0.5, 1], [0.5, 1]])
 
 
 def test_relative_returns_have_no_interval_if_the_reference_has_one_seed(two_games):

@@ -761,6 +761,17 @@ def test_evaluations_are_of_whole_new_games_on_games_of_their_own(algo, native, 
     evaluation.eval_env.close()
 
 
+def test_evaluations_of_two_seeds_have_no_game_in_common(tmp_path):
+    seeds = []
+    for run in make_grid("CartPole-v1", ["a2c"], [0, 1, 2], tmp_path, **SMALL):
+        manager = StudyManager(run)
+        manager.setup_experiment()
+        seeds += next(callback for callback in manager.callbacks if isinstance(callback, EvalCallback)).eval_env._seeds
+        for env in manager.envs:
+            env.close()
+    assert len(seeds) == len(set(seeds)) == 3 * SMALL["n_eval_episodes"]
+
+
 @pytest.mark.parametrize("native", [False, True])
 def test_an_evaluation_presses_fire_at_the_start_of_each_life_as_training_does(native, tmp_path):
     """Without, an agent that never learnt to press it would wait for the time limit of the game."""

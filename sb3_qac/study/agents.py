@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch as th
 import yaml
@@ -22,6 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
+from sb3_qac.common.vec_env.ale_vec_env import is_atari
 from sb3_qac.study.loading import changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, read_run
@@ -117,7 +119,8 @@ def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
     :param folder: Folder of a finished run of a study
     :param n_episodes: Whole episodes of each
     :return: ``env``, ``run``, ``episodes``; for ``sampled`` and ``greedy`` actions the mean raw return, its standard deviation
-        over episodes (``sampled_std``) and its standard error (``sampled_error``)
+        over episodes (``sampled_std``), its standard error (``sampled_error``), and how many different pairs of return and
+        length there are (``sampled_different``)
     :raises ValueError: if there is no agent in the folder
     """
     check_number("episodes", n_episodes, minimum=1)
@@ -130,10 +133,11 @@ def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
         for name, deterministic in {"sampled": False, "greedy": True}.items():
             set_random_seed(seed)
             env.seed(seed)
-            returns, _ = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True)
+            returns, lengths = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True)
             result[name] = float(np.mean(returns))
             result[f"{name}_std"] = float(np.std(returns, ddof=1)) if n_episodes > 1 else None
             result[f"{name}_error"] = standard_error(np.array(returns)) if n_episodes > 1 else None
+            result[f"{name}_different"] = len(set(zip(returns, lengths, strict=True)))
     return result
 
 
@@ -144,8 +148,11 @@ def evaluation_line(result: dict[str, Any]) -> str:
     """
     parts = []
     for name in ("sampled", "greedy"):
-        spread = "" if result[f"{name}_std"] is None else f" (std {result[f'{name}_std']:.2f})"
-        parts.append(f"{name} {result[name]:.2f}{spread}")
+        notes = [] if result[f"{name}_std"] is None else [f"std {result[f'{name}_std']:.2f}"]
+        if is_atari(gym.spec(result["env"])) and result[f"{name}_different"] < result["episodes"]:
+            # Greedy games with the same start are the same game
+            notes.append(f"{result[f'{name}_different']} different games")
+        parts.append(f"{name} {result[name]:.2f}" + (f" ({', '.join(notes)})" if notes else ""))
     return f"{result['env']} {result['run']}: {', '.join(parts)}, n = {result['episodes']:,}"
 
 

@@ -96,7 +96,8 @@ class StudyManager(ExperimentManager):
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         env_wrapper, seed = self.env_wrapper, self.seed
         if eval_env:
-            self.seed = seed + EVAL_SEED_OFFSET
+            # Each seed has games of its own
+            self.seed = (EVAL_SEED_OFFSET + self.run.n_eval_episodes * seed) % 2**32
         if eval_env and self._is_atari:
             # The rest as in training, FIRE at the start of each life too: agents do not learn to press it
             self.env_wrapper = inside(NewGameOnReset, self.env_wrapper)

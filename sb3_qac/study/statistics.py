@@ -260,10 +260,9 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
                 f"{scale:.2f}."
             )
     # The returns of the reference are an estimate too, so they are resampled with those that are divided by them
-    pairs = {name: (values,) if name == reference else (values, returns[reference]) for name, values in returns.items()}
-    # A resample may have only seeds of the reference that returned nothing
-    with np.errstate(divide="ignore", invalid="ignore"):
-        estimates, intervals = bootstrap(pairs, _relative_means, N_BOOTSTRAP_OF_RANKS)
+    intervals = {
+        name: _relative_interval(values, None if name == reference else returns[reference]) for name, values in returns.items()
+    }
     seconds = {
         name: np.mean([np.median([1 / record.steps_per_second for record in groups[name]]) for groups in compared])
         for name in n_seeds
@@ -273,7 +272,7 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
         dict(zip(envs, scales.tolist(), strict=True)),
         steps,
         n_seeds,
-        estimates,
+        {name: _relative_means(values, returns[reference]) for name, values in returns.items()},
         {
             name: np.where(np.isfinite(interval).all(axis=0) & (min(n_seeds[name], n_seeds[reference]) > 1), interval, np.nan)
             for name, interval in intervals.items()
@@ -286,6 +285,24 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
 def _means_at(record: Record, steps: np.ndarray) -> np.ndarray:
     """:return: mean returns of a record's evaluations at exactly these steps"""
     return record.means[np.searchsorted(record.timesteps, steps)]
+
+
+def _relative_interval(returns: np.ndarray, reference: np.ndarray | None = None) -> np.ndarray:
+    """
+    :param returns: Shape (n_seeds, n_envs, n_evaluations)
+    :param reference: Those of the reference; None for the same
+    :return: 95 % intervals of ``_relative_means``, shape (2, n_evaluations). A resampled seed has all evaluations of its run.
+    """
+    groups = (returns,) if reference is None else (returns, reference)
+
+    def means_of(*seeds: np.ndarray) -> np.ndarray:
+        return _relative_means(*(np.take_along_axis(x, of[..., None], axis=0) for x, of in zip(groups, seeds, strict=True)))
+
+    # rliable would resample each evaluation by itself, so it resamples the seeds' numbers, shape (n_seeds, n_envs)
+    seeds = tuple(np.tile(np.arange(len(x))[:, None], x.shape[1]) for x in groups)
+    # A resample may have only seeds of the reference that returned nothing
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return bootstrap({"": seeds}, means_of, N_BOOTSTRAP_OF_RANKS)[1][""]
 
 
 def _relative_means(returns: np.ndarray, reference: np.ndarray | None = None) -> np.ndarray:
