@@ -137,7 +137,7 @@ def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
             result[name] = float(np.mean(returns))
             result[f"{name}_std"] = float(np.std(returns, ddof=1)) if n_episodes > 1 else None
             result[f"{name}_error"] = standard_error(np.array(returns)) if n_episodes > 1 else None
-            result[f"{name}_different"] = len(set(zip(returns, lengths, strict=True)))
+            result[f"{name}_different"] = np.unique(np.array([returns, lengths]), axis=1).shape[1]
     return result
 
 
