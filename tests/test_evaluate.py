@@ -81,7 +81,7 @@ def test_atari_games_are_played_in_the_environments_of_the_run(native, tmp_path,
     monkeypatch.setattr("sb3_qac.study.agents.evaluate_policy", evaluate)
     result = evaluate_agent(Path(run.folder), 3)
     assert result["greedy"] == 21.0
-    # Without sticky actions greedy games with the same start are the same
+    # Without sticky actions many greedy games are the same
     assert evaluation_line(result).endswith("sampled 21.00 (std 0.00), greedy 21.00 (std 0.00, 2 different games), n = 3")
     assert [isinstance(env, AleVecEnv) for env in environments] == [native, native]
     assert [env.num_envs for env in environments] == [3, 3]

@@ -150,7 +150,7 @@ def evaluation_line(result: dict[str, Any]) -> str:
     for name in ("sampled", "greedy"):
         notes = [] if result[f"{name}_std"] is None else [f"std {result[f'{name}_std']:.2f}"]
         if is_atari(gym.spec(result["env"])) and result[f"{name}_different"] < result["episodes"]:
-            # Greedy games with the same start are the same game
+            # Without sticky actions many greedy games are the same
             notes.append(f"{result[f'{name}_different']} different games")
         parts.append(f"{name} {result[name]:.2f}" + (f" ({', '.join(notes)})" if notes else ""))
     return f"{result['env']} {result['run']}: {', '.join(parts)}, n = {result['episodes']:,}"
