@@ -554,14 +554,16 @@ def two_games(tmp_path):
     return tmp_path
 
 
-def test_relative_returns_are_interquartile_means_over_seeds_and_environments(two_games):
+def test_relative_returns_are_interquartile_means_over_seeds_and_environments(two_games, monkeypatch):
+    # Of all 256 resamples 8 % are below 1.5: too few to count on one among 50
+    monkeypatch.setattr("sb3_qac.study.statistics.N_BOOTSTRAP_OF_RANKS", 500)
     relative = relative_returns(load_study(two_games), "a2c")
     assert relative.scales == {"First-v0": 2, "Second-v0": 20} and relative.timesteps.tolist() == [1000, 2000]
     # The middle two of 1/2, 3/2, 10/20 and 30/20, and of 4/2, 8/2, 20/20 and 100/20
     assert {name: means.tolist() for name, means in relative.means.items()} == {"a2c": [0, 1], "qppo": [0, 3]}
     low, high = relative.intervals["qppo"][:, -1]
     # All of QPPO's first seeds and all of its second ones give 1.5 and 4.5. The seeds of A2C are resampled too
-    assert 1 <= low <= 1.5 and 4.5 < high <= 9
+    assert 1 <= low < 1.5 and 4.5 < high <= 9
     # Resamples of the reference are divided by their own mean: 1, 1 or 0.5, 1.5 in each game
     np.testing.assert_allclose(relative.intervals["a2c"][:, -1], 1)
     # 1,000 steps take 10 and 20 seconds

@@ -45,9 +45,11 @@ def run(args: argparse.Namespace) -> int:
         output = args.output or Path("results", args.folder.resolve().name)
         if args.add:
             ours, parts = parts, add_packed(parts, output)
-            added = {id(record) for records in parts.values() for record in records}
-            for name in (record.path for records in ours.values() for record in records if id(record) not in added):
-                print(f"pack: {name} is unfinished in {args.folder}: its finished run in {output} is kept.", file=sys.stderr)
+            finished = {record.path for records in parts.values() for record in records if record.finished}
+            for record in (record for records in ours.values() for record in records if not record.finished):
+                if record.path in finished:
+                    kept = f"its finished run in {output} is kept"
+                    print(f"pack: {record.path} is unfinished in {args.folder}: {kept}.", file=sys.stderr)
         for path in write_pack(parts, output, args.lost, args.points):
             print(path)
     except ValueError as error:
