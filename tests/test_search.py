@@ -459,6 +459,36 @@ def test_a_search_that_is_refused_leaves_the_files_of_the_other(tmp_path, monkey
     assert before == [(tmp_path / "out" / name).read_bytes() for name in (module.CANDIDATES_FILE, module.RUNS_FILE)]
 
 
+def test_the_command_searches_on_environments_of_ones_own(tmp_path, monkeypatch):
+    """The module is known to every run, so that the processes of ``--jobs`` import it too."""
+    (tmp_path / "searched_package.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('SearchedCartPole-v0', CartPoleEnv, max_episode_steps=50)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    make_search(tmp_path, references={"SearchedCartPole-v0": 100})
+    trained = []
+
+    def train(runs, jobs):
+        trained.extend(runs)
+        for run in runs:
+            finish(run, [[1.0], [1.0]])
+        return {}
+
+    monkeypatch.setattr(module, "run_study", train)
+    command = ["search", "own", "--conf-file", str(tmp_path / "mine.yml"), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="`--gym-packages` imports the module that registers"):
+        main(command)
+    with pytest.raises(SystemExit, match="search: `--gym-packages` must be modules that Python can import, but 'nowhere' was"):
+        main([*command, "--gym-packages", "nowhere"])
+    assert trained == []
+    for _ in range(2):
+        assert main([*command, "--gym-packages", "searched_package"]) == 0
+    # 5 and 2 candidates of `a2c`, the latter with two seeds; `large` has only three
+    assert len(trained) == 5 + 2 * 2 + 3 + 2 * 2 and all(run.gym_packages == ["searched_package"] for run in trained)
+
+
 def test_the_command_trains_and_prints_the_scores_and_runs_nothing_twice(tmp_path, capsys):
     """With real trainings, of which one fails: there are no two actions of which CartPole's steps could be discounted so."""
     search = make_search(

@@ -28,6 +28,13 @@ def add_parser(commands: Any) -> None:
     search.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
     search.add_argument("--device", default="auto", help="PyTorch device")
     search.add_argument("--output", type=Path, help="folder; default: studies/search/NAME")
+    search.add_argument(
+        "--gym-packages",
+        nargs="+",
+        metavar="MODULE",
+        default=[],
+        help="modules to import, which register environments of your own",
+    )
     search.add_argument("--json", action="store_true", help="print the scores as JSON at the end")
     search.set_defaults(run=run)
 
@@ -43,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.study.grid import what_is_resumed
+    from sb3_qac.study.manager import import_packages
     from sb3_qac.study.search import load_search, run_search, search_file, started_trials
 
     folder = args.output or Path("studies", "search", args.name)
@@ -51,12 +59,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         for name in ("jobs", "threads"):
             check_number(name, getattr(args, name), minimum=1)
+        import_packages(args.gym_packages)
         search = load_search(args.conf_file or search_file(args.name))
     except ValueError as error:
         sys.exit(f"search: {error}")
     names = list(dict.fromkeys(args.algos or search.algorithms))
     try:
-        failed = run_search(search, names, folder, args.jobs, n_threads=args.threads, device=args.device)
+        settings = {"n_threads": args.threads, "device": args.device, "gym_packages": args.gym_packages}
+        failed = run_search(search, names, folder, args.jobs, **settings)
     except KeyboardInterrupt:
         runs = [run for trial in started_trials(search, names, folder) for run in trial.runs]
         raise KeyboardInterrupt(f"the same command {what_is_resumed(runs)}") from None
