@@ -1,13 +1,15 @@
 """What can be reached on FrozenLake-v1 and Blackjack-v1."""
 
+import itertools
 import json
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from sb3_qac.__main__ import main
-from sb3_qac.study.references import CARDS, OPTIMAL, blackjack_value, dealer_totals, draw, q_learning
+from sb3_qac.study.references import CARDS, OPTIMAL, blackjack_value, dealer_totals, dealt_value, draw, q_learning
 
 RESULTS = json.loads((Path(__file__).parent.parent / "results" / "tabular" / "references.json").read_text())
 
@@ -24,6 +26,21 @@ def test_hands_count_an_ace_as_eleven_while_they_can():
     assert all(sum(dealer_totals(*draw(0, False, card)).values()) == pytest.approx(1) for card in CARDS)
     # 21 never loses, and 22 always does
     assert blackjack_value(21, False, 10) > 0.8 and blackjack_value(22, False, 10) == -1
+
+
+def test_an_ace_with_a_ten_is_worth_what_the_registered_game_pays():
+    """It wins against every hand of the dealer but another such one. The defaults of gymnasium's class are other rules."""
+    game = gym.make("Blackjack-v1").unwrapped
+    rewards = {}
+    for shown, hidden in itertools.product(CARDS, repeat=2):
+        game.reset(seed=10 * shown + hidden)
+        game.player, game.dealer = [1, 10], [shown, hidden]
+        rewards[shown, hidden] = game.step(0)[1]
+    for shown in CARDS:
+        paid = sum(p * rewards[shown, hidden] for hidden, p in CARDS.items())
+        assert dealt_value(1, 10, shown) == dealt_value(10, 1, shown) == pytest.approx(paid)
+    # Where the dealer shows a ten, any of 13 cards may be the ace
+    assert dealt_value(1, 10, 10) == pytest.approx(12 / 13)
 
 
 def test_q_learning_finds_a_policy_that_is_nearly_optimal():

@@ -14,7 +14,7 @@ from stable_baselines3.common.logger import TensorBoardOutputFormat
 from sb3_qac.__main__ import main
 from sb3_qac.study.analysis import paragraphs, relative_table, statistics
 from sb3_qac.study.loading import load_study
-from sb3_qac.study.report import _panels, _styles, markdown, median_curve, table, write_report
+from sb3_qac.study.report import _panels, _styles, draw_evaluations, markdown, median_curve, table, write_report
 from sb3_qac.study.statistics import (
     common_evaluations,
     difference,
@@ -90,6 +90,17 @@ def test_ppos_policy_loss_is_drawn_as_that_of_the_others(tmp_path):
     assert record.curves["train/policy_loss"].to_dict() == {100: -0.25}
 
 
+def test_the_curves_are_those_of_the_last_attempt(tmp_path):
+    """An algorithm that cannot be resumed begins again in a new folder. The tenth comes after the ninth."""
+    run = write_run(tmp_path, "dqn", 0, [[1, 2]], curves=False)
+    for attempt in range(1, 11):
+        writer = TensorBoardOutputFormat(str(run / "tensorboard" / f"DQN_{attempt}"))
+        writer.write({"rollout/ep_rew_mean": float(attempt)}, {"rollout/ep_rew_mean": ()}, step=100)
+        writer.close()
+    (record,) = load_study(tmp_path)["Game-v0"]["dqn"]
+    assert record.curves["rollout/ep_rew_mean"].to_dict() == {100: 10}
+
+
 def test_the_mean_is_over_the_episodes_of_all_seeds_with_its_standard_error(study):
     steps, means, errors = pooled(load_study(study)["Game-v0"]["a2c"])
     assert steps.tolist() == [1000, 2000]
@@ -104,6 +115,22 @@ def test_a_run_that_is_behind_is_not_made_up(tmp_path):
     write_run(tmp_path, "a2c", 1, [[4, 6]], finished=False)
     steps, means, _ = pooled(load_study(tmp_path)["Game-v0"]["a2c"])
     assert steps.tolist() == [1000] and means.tolist() == [3]
+
+
+def test_a_run_without_an_evaluation_does_not_hide_the_others(tmp_path, monkeypatch):
+    """It was just begun, or failed before its first evaluation."""
+    write_run(tmp_path, "a2c", 0, [[0, 2], [10, 12]])
+    write_run(tmp_path, "a2c", 1, [[4, 6], [16, 24]])
+    write_run(tmp_path, "a2c", 2, [], finished=False)
+    envs = load_study(tmp_path)
+    steps, means, _ = pooled(envs["Game-v0"]["a2c"])
+    assert steps.tolist() == [1000, 2000] and means.tolist() == [3, 15.5]
+    figures = []
+    monkeypatch.setattr("sb3_qac.study.report.save_figure", lambda figure, path: figures.append(figure))
+    draw_evaluations(envs, tmp_path / "evaluations")
+    (panel,) = figures[0].axes
+    assert [text.get_text() for text in panel.get_legend().get_texts()] == ["a2c (2 seeds)"]
+    assert [len(found) for found in pooled(envs["Game-v0"]["a2c"][2:])] == [0, 0, 0]
 
 
 def test_a_run_that_was_stopped_counts_with_its_last_evaluation_in_the_mean(tmp_path):
@@ -345,6 +372,16 @@ def test_a_single_group_is_not_compared_over_environments(tmp_path):
         write_run(tmp_path / env_id, "a2c", 0, [], env_id=env_id)
     text = markdown(tmp_path, load_study(tmp_path), None)
     assert "## Over environments\n\nFewer than two groups have two seeds in every environment, so none are" in text
+
+
+def test_runs_that_were_stopped_are_the_reason_why_environments_are_not_compared(tmp_path):
+    """Another `--eval-freq` would not help."""
+    for env_id in ("CartPole-v1", "Acrobot-v1"):
+        for seed in range(2):
+            write_run(tmp_path / env_id, "a2c", seed, [[18, 20]], env_id=env_id, stop_return=18)
+            write_run(tmp_path / env_id, "qppo", seed, [[4, 6], [18, 20]], env_id=env_id, stop_return=18)
+    _, _, text = markdown(tmp_path, load_study(tmp_path), None).partition("## Over environments")
+    assert "The runs have no evaluation after the same number of steps" in text and "--eval-freq" not in text
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path):

@@ -639,6 +639,20 @@ def test_a_run_whose_file_has_another_number_of_steps_now_is_refused(kind, tmp_p
         run_study([run])
 
 
+def test_an_unfinished_run_whose_file_makes_other_environments_now_is_refused(tmp_path):
+    """Its checkpoint has the old ones, which the training would keep, while later evaluations would have the new ones."""
+    path, entries = tmp_path / "mine.yml", dict(policy="MlpPolicy", n_steps=8, n_envs=1, n_timesteps=16)
+    path.write_text(yaml.safe_dump({"CartPole-v1": entries}))
+    (run,) = make_grid("CartPole-v1", ["qa2c"], [0], tmp_path, config=str(path), **{**SMALL, "n_timesteps": 0})
+    assert run_study([run]) == {}
+    status = Path(run.folder, "status.json")
+    status.write_text(json.dumps({**json.loads(status.read_text()), "finished": False}))
+    for entry, value in {"env_kwargs": {"sutton_barto_reward": True}, "normalize": True}.items():
+        path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, entry: value}}))
+        with pytest.raises(ValueError, match=f"an unfinished run with other hyperparameters: `{entry}` is .*, and was None"):
+            run_study([run])
+
+
 def test_evaluations_have_the_environment_arguments_of_the_hyperparameters(tmp_path):
     entries = {"env_kwargs": {"is_slippery": False}}
     (run,) = make_grid("FrozenLake-v1", ["qppo"], [0], tmp_path, hyperparams=entries, **SMALL)
@@ -699,7 +713,11 @@ def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "my_package.py").write_text(
         "import gymnasium\n"
         "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Mine(CartPoleEnv):\n"
+        "    def __init__(self, length, **kwargs):\n"
+        "        super().__init__(**kwargs)\n"
         "gymnasium.register('MyCartPole-v0', CartPoleEnv, max_episode_steps=50)\n"
+        "gymnasium.register('Mine-v0', Mine, max_episode_steps=50)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     options = ["--seeds", "0", "1", "--steps", "600", "--eval-freq", "300", "--eval-episodes", "2", "--wandb", "disabled"]
@@ -713,6 +731,10 @@ def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
     assert first.finished and read_run(Path(first.folder)).gym_packages == ["my_package"]
     assert main(["evaluate", first.folder, "--episodes", "2"]) == 0
     assert command_of(load_run(Path(first.folder)).settings).endswith("--gym-packages my_package")
+    # Its argument has no default, and is among the hyperparameters
+    settings = {**SMALL, "n_timesteps": 600, "gym_packages": ["my_package"]}
+    (run,) = make_grid("Mine-v0", ["qppo"], [0], tmp_path / "mine", hyperparams={"env_kwargs": {"length": 1}}, **settings)
+    assert run_study([run]) == {}
 
 
 def test_a_training_that_ends_before_its_first_evaluation_is_told(tmp_path, capsys):
@@ -800,7 +822,7 @@ def test_a_rollout_is_sent_once_to_a_gpu(algo, for_gpu, tmp_path, monkeypatch):
 
 
 def test_environments_whose_state_cannot_be_seen_are_replayed(tmp_path):
-    assert has_visible_state("CartPole-v1") and not has_visible_state("LunarLander-v3")
+    assert has_visible_state("CartPole-v1", {}) and not has_visible_state("LunarLander-v3", {})
     (run,) = make_grid("LunarLander-v3", ["task1"], [0], tmp_path, **SMALL)
     model, _ = (manager := StudyManager(run)).setup_experiment()
     assert isinstance(model.env.envs[0], EpisodeReplay)

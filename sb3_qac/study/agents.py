@@ -24,7 +24,7 @@ from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import is_atari
-from sb3_qac.study.loading import changed_entries, parse_config, read_config
+from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, read_run
 from sb3_qac.study.snapshots import save_for_playing
@@ -33,8 +33,6 @@ from sb3_qac.zoo import register
 
 # Episodes differ from those of training, and between runs: otherwise all seeds of a study would share their luck
 FIRST_SEED, N_ENVS = 12345, 50
-# Entries of hyperparameters that change what an environment is
-ENVIRONMENT_ENTRIES = ("env_kwargs", "env_wrapper", "vec_env_wrapper", "monitor_kwargs", "frame_stack", "normalize")
 
 
 def final_agent(run: Run, folder: Path) -> Path:

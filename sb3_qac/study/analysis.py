@@ -131,16 +131,16 @@ def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
     """
     if all(len(groups) < 2 for groups in envs.values()):
         return
-    compared = [
-        common_evaluations({group: records for group, records in groups.items() if len(records) > 1})
-        for groups in common_seeds(envs).values()
+    several = [
+        {group: records for group, records in groups.items() if len(records) > 1} for groups in common_seeds(envs).values()
     ]
+    compared = [common_evaluations(groups) for groups in several]
     if len(compared[0]) < 2:
         yield "Fewer than two groups have two seeds in every environment, so none are compared over environments."
         return
-    for env_id, groups in zip(envs, compared, strict=True):
+    for env_id, before, groups in zip(envs, several, compared, strict=True):
         if _last_step(groups) is None:
-            yield f"{env_id}: {_nothing_in_common(groups)}"
+            yield f"{env_id}: {_nothing_in_common(before)}"
             return
     yield (
         f"The mean over {len(envs)} environments, each at the last evaluation that all its runs have, of the seeds that a "

@@ -29,7 +29,7 @@ from sb3_qac.common.checks import check_device, check_number, check_seed
 from sb3_qac.common.files import read_json
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
-from sb3_qac.study.loading import changed_entries, parse_config, read_config
+from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
 from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.study.train import train_run
@@ -37,7 +37,7 @@ from sb3_qac.study.workers import train_in_processes
 from sb3_qac.zoo import register
 
 # Entries of RL Zoo's presets that it does not pass on to the algorithm
-ZOO_ENTRIES = {"n_envs", "normalize", "frame_stack", "env_wrapper", "vec_env_wrapper", "env_kwargs", "monitor_kwargs"}
+ZOO_ENTRIES = {"n_envs", *ENVIRONMENT_ENTRIES}
 # Those that it changes before it passes them on, or reads itself, and that a search cannot set
 OTHER_ENTRIES = {"n_timesteps", "callback", "noise_type", "noise_std"}
 # How often a run is retried after its machine is lost, and how many seconds a run has to write its last checkpoint
@@ -124,7 +124,7 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
     """
     :param runs: Runs of a study
     :raises ValueError: if their file with hyperparameters cannot be used, or a finished run had other ones or an unfinished
-        one another number of steps, because the preset or the file has changed since
+        one another number of steps or other environments, because the preset or the file has changed since
     """
     known: dict[str, dict[str, Any]] = {}
     for run in runs:
@@ -142,8 +142,9 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
                 raise
             # Left half written by a killed process; the training writes it again
             continue
-        # Exact resume compares the arguments of an unfinished training, but not its length, on which schedules depend
-        names = {*now, *before} if run.finished else {"n_timesteps"}
+        # Exact resume compares the arguments of an unfinished training, but neither its length, on which schedules depend,
+        # nor how its environments are made, whose settings come from the checkpoint
+        names = {*now, *before} if run.finished else {"n_timesteps", *ENVIRONMENT_ENTRIES}
         if run.n_timesteps:
             names -= {"n_timesteps"}
         different = changed_entries(now, before, sorted(names))

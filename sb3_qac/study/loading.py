@@ -20,6 +20,8 @@ from sb3_qac.study.records import CURVES, Groups, Record
 
 # SB3's PPO has another name for one row of the log
 SYNONYMS = {"train/policy_gradient_loss": "train/policy_loss"}
+# Entries of hyperparameters that change what an environment is
+ENVIRONMENT_ENTRIES = ("env_kwargs", "env_wrapper", "vec_env_wrapper", "monitor_kwargs", "frame_stack", "normalize")
 CURVES_FILE, DIAGNOSIS_FILE, NOISE_FILE = "curves.csv", "diagnosis.json", "noise.json"
 
 
@@ -228,7 +230,9 @@ def load_curves(folder: Path) -> dict[str, pd.Series]:
     """
     kept = folder / CURVES_FILE
     curves = {}
-    for events in sorted({path.parent for path in folder.glob("tensorboard/**/events.out.tfevents.*")}):
+    # Algorithms that cannot be resumed begin again in a new folder, and the last attempt counts: DQN_10, not DQN_9
+    attempts = {path.parent for path in folder.glob("tensorboard/**/events.out.tfevents.*")}
+    for events in sorted(attempts, key=lambda path: (len(path.name), path.name)):
         accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
         accumulator.Reload()
         tags = {SYNONYMS.get(tag, tag): tag for tag in accumulator.Tags()["scalars"]}

@@ -80,11 +80,13 @@ class StudyManager(ExperimentManager):
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
         self.is_resumable = is_resumable(ALGOS[self.run.algo], hyperparams)
-        self.needs_replay = self.is_resumable and not self._is_atari and not has_visible_state(self.run.env_id)
         result = super()._preprocess_hyperparams(hyperparams)
         hyperparams, env_wrapper, callbacks, vec_env_wrapper = result
         # RL Zoo sets it before it reads the hyperparameters, which may have some
         self.eval_env_kwargs = self.env_kwargs
+        self.needs_replay = (
+            self.is_resumable and not self._is_atari and not has_visible_state(self.run.env_id, self.env_kwargs)
+        )
         if self._is_atari and self.run.native:
             vec_env_wrapper = to_ale_vec_env
         if self._is_atari and self.run.dtype is not None:
@@ -183,12 +185,13 @@ def is_resumable(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) ->
     return without_lstm and not hyperparams.get("use_sde", False)
 
 
-def has_visible_state(env_id: str) -> bool:
+def has_visible_state(env_id: str, env_kwargs: dict[str, Any]) -> bool:
     """
     :param env_id: Environment
+    :param env_kwargs: Its arguments
     :return: Whether its state can be taken without ``EpisodeReplay``
     """
-    env = gym.make(env_id)
+    env = gym.make(env_id, **env_kwargs)
     try:
         env.reset(seed=0)
         get_state(env)

@@ -3,6 +3,7 @@ The best possible return on FrozenLake-v1 and Blackjack-v1, by dynamic programmi
 """
 
 import functools
+import itertools
 from typing import Any
 
 import gymnasium as gym
@@ -81,14 +82,25 @@ def blackjack_value(total: int, ace: bool, shown: int) -> float:
     return max(stick, hit)
 
 
+def dealt_value(first: int, second: int, shown: int) -> float:
+    """
+    With the rules that gymnasium registers, those of Sutton and Barto (2018, example 5.1): an ace with a ten, a natural, wins
+    unless the dealer has one too.
+
+    :param first: The player's first card
+    :param second: The second one
+    :param shown: The dealer's card
+    :return: value of the two cards under the best policy
+    """
+    if {first, second} == {1, 10}:
+        return 1 - (CARDS[11 - shown] if shown in (1, 10) else 0)
+    return blackjack_value(*draw(*draw(0, False, first), second), shown)
+
+
 def optimal_blackjack() -> float:
-    """:return: expected reward of a game under the best policy, with gymnasium's default rules (no naturals, infinite deck)"""
-    value = 0.0
-    for first, p in CARDS.items():
-        for second, q in CARDS.items():
-            hand = draw(*draw(0, False, first), second)
-            value += sum(p * q * r * blackjack_value(*hand, shown) for shown, r in CARDS.items())
-    return value
+    """:return: expected reward of a game under the best policy"""
+    deals = itertools.product(CARDS.items(), repeat=3)
+    return sum(p * q * r * dealt_value(first, second, shown) for (first, p), (second, q), (shown, r) in deals)
 
 
 OPTIMAL = {"FrozenLake-v1": optimal_frozen_lake, "Blackjack-v1": optimal_blackjack}

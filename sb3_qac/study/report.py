@@ -89,7 +89,8 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
             panel.plot(record.timesteps, record.means, **style, **end, linewidth=0.7, alpha=0.6)
         steps, means, errors = pooled(records)
         if len(steps):
-            seeds = f"{len(records)} seed{'s' if len(records) > 1 else ''}"
+            n_seeds = sum(len(record.timesteps) > 0 for record in records)
+            seeds = f"{n_seeds} seed{'s' if n_seeds > 1 else ''}"
             panel.plot(steps, means, **style, linewidth=2, label=f"{group} ({seeds})")
             panel.fill_between(steps, means - errors, means + errors, color=style["color"], alpha=0.25, linewidth=0)
     panel.set_xlabel("environment steps")

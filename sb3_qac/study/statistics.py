@@ -41,8 +41,9 @@ def pooled(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarra
     :param records: Runs of a group
     :return: steps at which all runs have been evaluated; for each, the mean return over all their episodes, and its standard
         error as if episodes were independent; shape (n_evaluations,) each. After a run was stopped at a return, its last
-        evaluation is used.
+        evaluation is used. Runs without any evaluation are left out.
     """
+    records = [record for record in records if len(record.timesteps)]
     seen = sorted({int(steps) for record in records for steps in record.timesteps})
     evaluations = [(steps, [_returns_at(record, steps) for record in records]) for steps in seen]
     known = {
