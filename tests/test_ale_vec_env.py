@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import ale_py.vector_env
 import gymnasium as gym
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import AtariPreprocessing, TransformReward
 from stable_baselines3 import A2C
-from stable_baselines3.common.atari_wrappers import AtariWrapper
+from stable_baselines3.common.atari_wrappers import AtariWrapper, ClipRewardEnv, EpisodicLifeEnv, FireResetEnv, WarpFrame
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor, load_results
@@ -362,6 +363,36 @@ def test_environments_of_rl_zoo_are_replaced_by_their_like(tmp_path):
     assert len(list(tmp_path.glob("*.monitor.csv"))) == 2
 
 
+@pytest.mark.parametrize("fire", [True, False])
+def test_fire_is_pressed_if_it_was_before(fire, monkeypatch):
+    def wrapped(env):
+        env = EpisodicLifeEnv(env)
+        return WarpFrame(FireResetEnv(env) if fire else env)
+
+    env = make_vec_env(BREAKOUT, 1, wrapper_class=wrapped)
+    env.render_mode = None
+    made = Mock()
+    monkeypatch.setattr("sb3_qac.common.env_util.make_ale_vec_env", made)
+    to_ale_vec_env(env)
+    *_, settings, others = made.call_args.args
+    assert settings["terminal_on_life_loss"] and others["fire_reset"] == fire
+
+
+def test_environments_that_would_do_something_else_are_not_replaced():
+    class Sign(ClipRewardEnv):
+        def reward(self, reward):
+            return -super().reward(reward)
+
+    for wrapper, lost in (
+        (lambda env: Sign(WarpFrame(env)), "Sign"),
+        (lambda env: WarpFrame(env, 84, 110), "the shape 84 x 110"),
+    ):
+        env = make_vec_env(BREAKOUT, 1, wrapper_class=wrapper)
+        env.render_mode = None
+        with pytest.raises(ValueError, match=f"AleVecEnv would leave out {lost}"):
+            to_ale_vec_env(env)
+
+
 def test_environments_to_look_at_are_left_as_they_are():
     env = make_atari_env(PONG, 1, env_kwargs=dict(render_mode="rgb_array"))
     assert to_ale_vec_env(env) is env
@@ -390,9 +421,13 @@ def test_environments_that_would_lose_a_wrapper_are_not_replaced():
 def test_other_environments_cannot_be_replaced():
     with pytest.raises(ValueError, match="AtariWrapper"):
         to_ale_vec_env(make_vec_env("CartPole-v1"))
+
+
+def test_processes_in_which_rl_zoo_plays_stay():
+    """Its `enjoy` makes them for `--n-envs`, and calls the wrapper of the preset."""
     env = make_atari_env(PONG, 1, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
-    with pytest.raises(ValueError, match="DummyVecEnv"):
-        to_ale_vec_env(env)
+    with pytest.warns(UserWarning, match="A SubprocVecEnv is not replaced by an AleVecEnv"):
+        assert to_ale_vec_env(env) is env
     env.close()
 
 

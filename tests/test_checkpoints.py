@@ -91,11 +91,47 @@ def test_arrays_that_share_memory_share_it_again(name, tmp_path):
             assert np.shares_memory(one, other) == np.shares_memory([*arrays, arrays[0]][i], [*arrays, arrays[0]][j])
 
 
+TENSOR = th.arange(12.0).reshape(3, 4)
+
+
+@pytest.mark.parametrize("dtype", [th.float32, th.bfloat16, th.bool, th.int64])
+def test_tensors_that_share_memory_share_it_again(dtype, tmp_path):
+    tensor = TENSOR.to(dtype)
+    views = {"whole": tensor, "again": tensor, "row": tensor[1], "transposed": tensor.t(), "other": tensor.clone()}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 5, views)).state
+    for name, view in views.items():
+        assert loaded[name].dtype == dtype and th.equal(loaded[name], view) and loaded[name].stride() == view.stride()
+    loaded["row"].zero_()
+    assert not loaded["whole"][1].any() and not loaded["again"][1].any() and not loaded["transposed"][:, 1].any()
+    assert th.equal(loaded["other"], tensor)
+
+
+def test_an_array_shares_the_memory_of_its_tensor_again(tmp_path):
+    tensor = TENSOR.clone()
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 5, {"tensor": tensor, "array": tensor.numpy()[:2]})).state
+    loaded["array"][:] = 7
+    assert loaded["tensor"].tolist() == [[7] * 4, [7] * 4, TENSOR[2].tolist()]
+
+
+def test_a_container_in_several_places_is_one_object_again(tmp_path):
+    hands, queue, seen = [[0], [1]], deque([1, 2], maxlen=3), {1, 2}
+    state = {"hands": hands, "values": {"hand": hands[0], "pair": (hands, queue)}, "queue": queue, "sets": [seen, seen]}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 5, {"env": ObjectState("a.Kind", state)})).state["env"].values
+    assert same(loaded, state)
+    assert loaded["values"]["hand"] is loaded["hands"][0] and loaded["values"]["pair"][0] is loaded["hands"]
+    assert loaded["values"]["pair"][1] is loaded["queue"] and loaded["sets"][0] is loaded["sets"][1]
+    # Equal is not the same
+    apart = load_checkpoint(save_checkpoint(tmp_path, 6, {"one": [0], "other": [0]})).state
+    assert apart["one"] is not apart["other"]
+
+
 def test_views_outside_their_memory_are_refused(tmp_path):
     """As in a file that someone wrote by hand."""
     memory = {"!memory/0": th.zeros(64, dtype=th.uint8)}
     view = {"!": "view", "name": "!memory/0", "dtype": "<f8", "offset": 0, "shape": [8], "strides": [8]}
-    for change in ({"offset": 8}, {"offset": -8}, {"strides": [16]}, {"strides": [-8]}, {"dtype": "|O"}, {"name": "other"}):
+    changes = ({"offset": 8}, {"offset": -8}, {"strides": [16]}, {"strides": [-8]}, {"dtype": "|O"}, {"name": "other"})
+    tensors = [{"tensor": name} for name in ("float32", "load", "nothing")]
+    for change in (*changes, *tensors):
         header = {"format": checkpoints.FORMAT, "version": "1", "state": json.dumps({"view": {**view, **change}})}
         with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
             load_checkpoint(renamed(tmp_path, save(memory, header)))

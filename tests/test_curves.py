@@ -51,6 +51,18 @@ def test_every_curve_is_there_and_the_training_is_the_same(algorithm, kwargs):
     assert rows[-1]["rollout/return_min"] <= rows[-1]["rollout/return_mean"] <= rows[-1]["rollout/return_max"]
 
 
+def test_frozen_parameters_have_no_gradient():
+    class Freeze(BaseCallback):
+        def _on_training_start(self):
+            self.model.policy.mlp_extractor.policy_net.requires_grad_(False)
+
+        def _on_step(self):
+            return True
+
+    _, rows = train(QA2C, [Freeze(), CurvesCallback()], policy_kwargs=dict(net_arch=dict(pi=[8], vf=[8])))
+    assert rows[-1]["train/grad_norm"] > 0
+
+
 def test_the_norm_is_that_before_clipping_and_the_loss_that_of_the_parts():
     # QA2C logs both itself, of the same quantities
     class Check(BaseCallback):

@@ -6,6 +6,7 @@ import inspect
 import re
 import textwrap
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -263,6 +264,16 @@ VECTOR, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observation_space, action_space, message, algorithm):
     with pytest.raises(ValueError, match=message):
         algorithm(policy, SpacesEnv(observation_space, action_space))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_environment_of_the_old_gym_is_converted_before_its_spaces_are_checked(algorithm, monkeypatch):
+    """As with SB3's A2C, which calls shimmy."""
+    old = Mock(action_space="a space of gym", spec=["action_space"])
+    monkeypatch.setattr(
+        "stable_baselines3.common.base_class._patch_env", lambda env: SpacesEnv(VECTOR, TWO) if env is old else env
+    )
+    assert algorithm("MlpPolicy", old).action_space == TWO
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

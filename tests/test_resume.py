@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import types
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -461,6 +462,41 @@ def test_algorithms_with_further_state_are_refused(model, message, tmp_path):
 def test_environments_whose_state_cannot_be_taken_are_refused_at_the_start(tmp_path):
     with pytest.raises(StateError, match=r"world.*cannot be taken.*EpisodeReplay"):
         make_model(QA2C, env_id="LunarLander-v3").learn(100, ExactCheckpointCallback(tmp_path))
+
+
+def test_calls_that_continue_each_other_need_folders_of_their_own(tmp_path):
+    """The first call of a new start would resume the second one's training, and end at once."""
+
+    def train(folders):
+        model = make_model(QA2C)
+        for folder in folders:
+            model.learn(320, ExactCheckpointCallback(folder, verbose=0), reset_num_timesteps=False)
+        return model
+
+    assert train([tmp_path / "one"] * 2).num_timesteps == 640
+    with pytest.raises(
+        CheckpointError, match=r"a `learn` that ends at step 640.*ends at step 320\. .* give each its own folder"
+    ):
+        train([tmp_path / "one"] * 2)
+    apart = [tmp_path / "first", tmp_path / "second"]
+    assert train(apart).num_timesteps == train(apart).num_timesteps == 640
+
+
+def test_a_callback_that_holds_a_list_of_the_model_holds_it_after_a_resume(tmp_path):
+    class Watch(BaseCallback):
+        def _on_training_start(self):
+            self.episodes = self.model.ep_info_buffer
+
+        def _on_step(self):
+            return True
+
+        def _on_rollout_end(self):
+            assert self.episodes is self.model.ep_info_buffer
+
+    for callbacks in ([Watch(), ExactCheckpointCallback(tmp_path)], [ExactCheckpointCallback(tmp_path), Watch()]):
+        for steps in (200, 400):
+            make_model(QA2C).learn(steps, callbacks)
+        shutil.rmtree(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["save_freq", "keep"])
@@ -992,6 +1028,10 @@ def test_only_an_unfinished_run_of_the_same_command_is_gone_on_with(tmp_path):
     assert unfinished_run(tmp_path, "CartPole-v1", command).name == "CartPole-v1_10"
     with FileLock(tmp_path / "CartPole-v1_10" / "checkpoints" / "lock"):
         assert unfinished_run(tmp_path, "CartPole-v1", command).name == "CartPole-v1_1"
+    # With RL Zoo's `--uuid`
+    run(f"11_{uuid.uuid4()}", [*command, "--uuid"], False)
+    run("12_other", [*command, "--uuid"], False)
+    assert unfinished_run(tmp_path, "CartPole-v1", [*command, "--uuid"]).name.startswith("CartPole-v1_11_")
     assert unfinished_run(tmp_path, "CartPole-v1", command[:-2]) is None
     assert unfinished_run(tmp_path, "Acrobot-v1", command) is None
     assert unfinished_run(tmp_path / "missing", "CartPole-v1", command) is None

@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import functools
 import random
 from collections import Counter, OrderedDict, defaultdict
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.wrappers import NormalizeReward
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
@@ -54,9 +56,23 @@ def assert_go_on_alike(make_env, folder, before, after):
     assert any(step[2].any() for step in expected), "no episode ended"
 
 
+class Parts(gym.ObservationWrapper):
+    """CartPole's observation as a dictionary."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.observation_space = spaces.Dict(
+            {name: spaces.Box(-np.inf, np.inf, (2,), np.float32) for name in ("cart", "pole")}
+        )
+
+    def observation(self, observation):
+        return {"cart": observation[:2], "pole": observation[2:]}
+
+
 ENVS = {
     "classic control": lambda: make_vec_env("CartPole-v1", 3, seed=0),
     "normalised": lambda: VecNormalize(VecMonitor(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 3))),
+    "dictionaries": lambda: VecFrameStack(VecNormalize(make_vec_env("CartPole-v1", 3, seed=0, wrapper_class=Parts)), 2),
     "truncated": lambda: make_vec_env("MountainCar-v0", 2, seed=0),
     "random": lambda: make_vec_env("FrozenLake-v1", 2, seed=0),
     "cards": lambda: make_vec_env("Blackjack-v1", 2, seed=0, wrapper_class=gym.wrappers.FlattenObservation),
@@ -92,6 +108,63 @@ def test_native_atari_games_go_on_alike(env_id, tmp_path, monkeypatch):
         before=900 if is_pong else 450,
         after=950 if is_pong else 200,
     )
+
+
+class Aliases(gym.Env):
+    """Some attributes are parts of others."""
+
+    observation_space, action_space = spaces.Box(0, 1000, (3,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.hands, self.state = 0, [[0], [0]], th.zeros(2)
+        self.hand, self.position = self.hands[0], self.state[:1]
+        return self.observation(), {}
+
+    def observation(self):
+        return np.array([*map(sum, self.hands), self.state.sum()], np.float32)
+
+    def step(self, action):
+        self.steps += 1
+        self.hand.append(int(action))
+        self.position += 1 + int(action)
+        return self.observation(), float(self.state[0]), False, self.steps >= 50, {}
+
+
+def test_attributes_that_are_parts_of_others_stay_so(tmp_path):
+    assert_go_on_alike(lambda: make_vec_env(Aliases, 2, seed=0), tmp_path, before=20, after=100)
+
+
+class Hidden:
+    """Its counter is in a slot, and its objects have attributes too."""
+
+    __slots__ = ("__dict__", "counter")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        th.nn.Parameter(th.zeros(2)),
+        Hidden(),
+        type("Seconds", (float,), {})(5.0),
+        np.ma.masked_array([1, 2], [True, False]),
+        np.zeros(2, dtype=[("x", float), ("y", float)]),
+        np.zeros(2, dtype=[("x", float)])[0],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_state_outside_attributes_is_refused(value):
+    env = gym.make("CartPole-v1").unwrapped
+    env.value = value
+    with pytest.raises(StateError, match=rf"The state of object\.value \(.*{type(value).__name__}\) cannot be taken"):
+        get_state(env)
+
+
+def test_a_function_with_fixed_arguments_is_code():
+    env = gym.make("CartPole-v1").unwrapped
+    before = get_state(env)
+    env.bonus = functools.partial(max, 0)
+    assert get_state(env).values.keys() == before.values.keys()
 
 
 def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
@@ -286,6 +359,26 @@ def test_an_environment_built_otherwise_is_refused():
         set_state(Counting(0), get_state(gym.make("CartPole-v1").unwrapped))
     with pytest.raises(StateError, match="does not have the 2 items"):
         set_state(make_vec_env("CartPole-v1", 3), get_state(make_vec_env("CartPole-v1", 2)))
+    other = VecNormalize(make_vec_env("CartPole-v1", 1, wrapper_class=Parts), norm_obs_keys=["cart"])
+    with pytest.raises(StateError, match=r"obs_rms does not have the 2 items"):
+        set_state(other, get_state(VecNormalize(make_vec_env("CartPole-v1", 1, wrapper_class=Parts))))
+
+
+def test_statistics_of_all_episodes_are_kept_outside_of_a_replay_and_refused_inside(tmp_path):
+    """Playing an episode again would add it to them a second time."""
+    inside = make_vec_env("CartPole-v1", 1, seed=0, wrapper_class=lambda env: EpisodeReplay(NormalizeReward(env)))
+    with pytest.raises(
+        StateError, match=r"NormalizeReward is inside env\.envs\[0\].*`return_rms` .*Put it outside EpisodeReplay"
+    ):
+        get_state(inside, "env")
+    # What gymnasium and SB3 add to an environment is restored
+    get_state(make_vec_env("CartPole-v1", 1, wrapper_class=EpisodeReplay), "env")
+    assert_go_on_alike(
+        lambda: make_vec_env("CartPole-v1", 2, seed=0, wrapper_class=lambda env: NormalizeReward(EpisodeReplay(env))),
+        tmp_path,
+        before=150,
+        after=300,
+    )
 
 
 def test_an_episode_that_does_not_repeat_itself_is_refused():

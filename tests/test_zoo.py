@@ -1,5 +1,6 @@
 """RL Zoo as its users run it: its commands, some of them literally, in processes of their own, as the `trained` agent."""
 
+import functools
 import importlib
 import json
 import os
@@ -18,9 +19,10 @@ from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewar
 
 from sb3_qac import QA2C, QPPO, REINFORCE, commands, zoo
 from sb3_qac.__main__ import main
+from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.zoo import search_space
 from sb3_qac.zoo.registration import REGISTRATIONS
-from sb3_qac.zoo.resume import resume_wandb, unfinished_run
+from sb3_qac.zoo.resume import resume_wandb, unfinished_run, without_checkpoints
 
 PRESETS = yaml.safe_load(zoo.presets("qa2c").read_text())
 ARGUMENTS = ["--algo", "qa2c", "--env", "CartPole-v1"]
@@ -139,6 +141,41 @@ def test_training_goes_on_from_a_saved_agent(trained, rl_zoo):
     agent = trained / "logs" / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip"
     printed = rl_zoo("train", *ARGUMENTS, "-n", 200, "--eval-freq", -1, "-i", agent, cwd=trained)
     assert "Loading pretrained agent" in printed
+
+
+def test_the_trials_of_an_optimisation_keep_no_checkpoints(tmp_path, rl_zoo):
+    """They have no folder, so each of them failed."""
+    trials = ["-optimize", "--n-trials", 1, "--n-startup-trials", 1, "--n-evaluations", 1, "--no-optim-plots"]
+    checkpoints = ["-params", "callback:'sb3_qac.common.callbacks.ExactCheckpointCallback'"]
+    printed = rl_zoo("train", *ARGUMENTS, "-n", 100, *trials, *checkpoints, cwd=tmp_path)
+    assert "Number of finished trials:  1" in printed and not list(tmp_path.rglob("checkpoints"))
+    callbacks = ["a.Other", {"sb3_qac.common.callbacks.ExactCheckpointCallback": {"save_freq": 5}}, ExactCheckpointCallback()]
+    assert without_checkpoints(callbacks) == ["a.Other"] and without_checkpoints(callbacks[1]) == []
+
+
+def test_another_plugin_does_not_prevent_the_registration(monkeypatch):
+    """Two wrap the same method with `functools.wraps`, in either order."""
+
+    class ExperimentManager:
+        def __init__(self, args, algo, env_id, log_folder, config=None):
+            self.config = config
+
+        def create_log_folder(self):
+            pass
+
+    def plugin():
+        init = ExperimentManager.__init__
+        monkeypatch.setattr(ExperimentManager, "__init__", functools.wraps(init)(lambda *args: init(*args)))
+
+    module = types.ModuleType("rl_zoo3.exp_manager")
+    module.ExperimentManager, module.EnvironmentName = ExperimentManager, str
+    plugin()
+    zoo.register_in(module)
+    registered = ExperimentManager.__init__
+    assert ExperimentManager(None, "qa2c", "CartPole-v1", "logs").config == str(zoo.presets("qa2c"))
+    plugin()
+    zoo.register_in(module)
+    assert ExperimentManager.__init__.__wrapped__ is registered
 
 
 @pytest.mark.slow

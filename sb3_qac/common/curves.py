@@ -39,7 +39,7 @@ class CurvesCallback(BaseCallback):
             # A new training, perhaps after another one with this callback
             self.grad_norm, self.own_rows = None, []
             self.last_returns = np.full(self.training_env.num_envs, np.nan)
-        parameters = list(self.model.policy.parameters())
+        parameters = [parameter for parameter in self.model.policy.parameters() if parameter.requires_grad]
         optimizer = self.model.policy.optimizer
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._add_gradient) for parameter in parameters]
         self._hooks.append(optimizer.register_step_pre_hook(self._end_gradient))

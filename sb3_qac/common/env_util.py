@@ -1,4 +1,5 @@
 import os
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ from stable_baselines3.common.atari_wrappers import (
 )
 from stable_baselines3.common.env_util import is_wrapped, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import NewGameOnReset, layers
@@ -60,18 +61,25 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
     and ``record_video`` show the game in colour.
 
     :param env: Environments as RL Zoo and SB3 make them: a ``DummyVecEnv`` of ``Monitor``, then ``AtariWrapper``
-    :return: An ``AleVecEnv``, or ``env`` itself if it has a render mode
+    :return: An ``AleVecEnv``; or ``env`` itself if it has a render mode, or is a ``SubprocVecEnv``, which RL Zoo makes to play
+        with ``--n-envs``
     :raises ValueError: for other environments, or if arguments or further wrappers would be lost
     """
+    if isinstance(env, SubprocVecEnv):
+        warnings.warn(
+            "A SubprocVecEnv is not replaced by an AleVecEnv, which is faster: a DummyVecEnv would be.", stacklevel=2
+        )
+        return env
     if not isinstance(env, DummyVecEnv) or unwrap_wrapper(env.envs[0], WarpFrame) is None:
         raise ValueError(f"Only a DummyVecEnv of environments in an `AtariWrapper` can be replaced, but {env} was given.")
     if env.render_mode is not None:
         return env
     _check_replaceable(env.envs[0])
     settings, monitor_dir = _atari_wrapper_settings(env.envs[0]), _monitor_dir(env.envs[0])
+    others = dict(fire_reset=is_wrapped(env.envs[0], FireResetEnv), render_mode=None)
     seed, n_envs, env_id = env._seeds[0], env.num_envs, env.envs[0].spec.id  # type: ignore[union-attr]
     env.close()
-    return make_ale_vec_env(env_id, n_envs, seed, monitor_dir, settings, dict(render_mode=None))
+    return make_ale_vec_env(env_id, n_envs, seed, monitor_dir, settings, others)
 
 
 def _check_replaceable(env: gym.Env) -> None:
@@ -86,7 +94,11 @@ def _check_replaceable(env: gym.Env) -> None:
         for name, value in env.spec.kwargs.items()
         if name != "render_mode" and (name not in own or own[name] != value)
     ]
-    lost += [type(layer).__name__ for layer in layers(env) if not isinstance(layer, ATARI_WRAPPERS)]
+    # A subclass may do something else
+    lost += [type(layer).__name__ for layer in layers(env) if type(layer) not in ATARI_WRAPPERS]
+    screen: Any = unwrap_wrapper(env, WarpFrame)
+    if screen.width != screen.height:
+        lost.append(f"the shape {screen.width} x {screen.height} of the images, which would be square,")
     if lost:
         raise ValueError(
             f"AleVecEnv would leave out {', '.join(lost)} of {env.spec.id}. "

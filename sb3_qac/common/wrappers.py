@@ -11,7 +11,8 @@ from stable_baselines3.common.env_util import unwrap_wrapper
 class EpisodeReplay(gym.Wrapper):
     """
     Makes exact resume possible on an environment whose state cannot be read, such as those of Box2D and MuJoCo. The reset and
-    the actions determine an episode, so the wrapper keeps them and plays them again. Put it outside all other wrappers::
+    the actions determine an episode, so the wrapper keeps them and plays them again. Put it outside all wrappers but those
+    whose state outlives an episode, such as gymnasium's ``NormalizeReward``, which belong outside of it::
 
         env = make_vec_env("LunarLander-v3", n_envs=8, wrapper_class=EpisodeReplay)
 

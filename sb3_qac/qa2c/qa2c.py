@@ -176,9 +176,10 @@ class QA2C(ScheduledOnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do
-        check_action_space(env.action_space)
-        return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+        check_action_space(wrapped.action_space)
+        return wrapped
 
     def _setup_model(self) -> None:
         # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well

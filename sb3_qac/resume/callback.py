@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import write_atomically
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
-from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint, save_checkpoint
+from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
 from sb3_qac.resume.identity import check_same_number, check_same_training
 from sb3_qac.resume.logs import ResumedLogger, ResumedTensorBoard, read_log, results_writers, rewrite_log, sync_files
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
@@ -129,6 +129,7 @@ class ExactCheckpointCallback(BaseCallback):
             self._evaluation_random_state = seeded_random_state(self.model.seed)
         else:
             check_same_training(self.model, checkpoint)
+            self._check_same_call(checkpoint)
             self._restore(checkpoint.state)
             if self.verbose >= 1:
                 print(f"Resuming from step {self.model.num_timesteps} ({checkpoint.path})")
@@ -136,6 +137,18 @@ class ExactCheckpointCallback(BaseCallback):
         # `learn` may be called while another error is being handled
         self._error_at_start = sys.exc_info()[1]
         self._signals.catch()
+
+    def _check_same_call(self, checkpoint: Checkpoint) -> None:
+        """
+        :param checkpoint: Checkpoint to resume from
+        :raises CheckpointError: if this call of ``learn`` is an earlier part of the training than the one that wrote it
+        """
+        here, there = self.model._total_timesteps, checkpoint.state.get("total_timesteps", 0)
+        if not self.locals["reset_num_timesteps"] and here < there:
+            raise CheckpointError(
+                f"{checkpoint.path} is of a `learn` that ends at step {there}, and this one, which continues the steps of the "
+                f"model (`reset_num_timesteps=False`), ends at step {here}. Train in one call, or give each its own folder."
+            )
 
     def _on_rollout_start(self) -> None:
         if self._state_to_restore is not None:
@@ -230,6 +243,7 @@ class ExactCheckpointCallback(BaseCallback):
                 for callback in self._callbacks()
             ],
             "iteration": self.iteration,
+            "total_timesteps": model._total_timesteps,
             "logger": {
                 name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)}
                 for name in ("name_to_value", "name_to_count", "name_to_excluded")

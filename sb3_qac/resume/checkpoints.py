@@ -5,12 +5,13 @@ A file is written under another name and then renamed, so it is either complete 
 digits of the SHA-256 of its content. Reading a file runs no code from it.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,7 +147,7 @@ def _read(path: Path) -> Checkpoint:
     try:
         # A copy, which is aligned and writable
         arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
-        return Checkpoint(path, _decode(json.loads(metadata["state"]), arrays))
+        return Checkpoint(path, _decode(json.loads(metadata["state"]), arrays, {}))
     # SyntaxError: NumPy parses the name of a type as Python code
     except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not in the form that sb3_qac writes ({type(error).__name__}: {error}).") from None
@@ -160,7 +161,8 @@ class _Encoder:
     """
     Splits plain data into a tree that JSON can hold and its arrays.
 
-    Arrays that share memory, such as two views of one array, share it again when they are read.
+    Arrays and tensors that share memory, such as two views of one array, share it again when they are read. A list that stands
+    in two places, or another container that may change, is one object again.
 
     :param state: The plain data
     """
@@ -168,20 +170,23 @@ class _Encoder:
     def __init__(self, state: Any) -> None:
         # By their position in the plain data
         self.arrays: dict[str, th.Tensor] = {}
-        # For arrays that share memory, by identity: name of the shared block in `arrays`, and offset of the array's first byte
-        self.views: dict[int, tuple[str, int]] = {}
+        # For what shares memory, by identity: the array, name of the shared block in `arrays`, and offset of its first byte
+        self.views: dict[int, tuple[np.ndarray, str, int]] = {}
         for i, overlapping in enumerate(_overlapping_arrays(state)):
             self._add_memory(f"{TAG}memory/{i}", overlapping)
+        # Numbers of the containers that stand in several places, by identity
+        self.repeated = {key: number for number, key in enumerate(_repeated_containers(state))}
+        self.encoded: set[int] = set()
 
-    def _add_memory(self, name: str, overlapping: list[np.ndarray]) -> None:
-        bounds = [_byte_bounds(array) for array in overlapping]
+    def _add_memory(self, name: str, overlapping: list[tuple[int, np.ndarray]]) -> None:
+        bounds = [_byte_bounds(array) for _, array in overlapping]
         # Keeps numbers aligned
         start = min(low for low, _ in bounds) // ALIGNMENT * ALIGNMENT
         memory = np.zeros(max(high for _, high in bounds) - start, dtype=np.uint8)
-        for array in overlapping:
+        for key, array in overlapping:
             offset = array.__array_interface__["data"][0] - start
             np.ndarray(array.shape, array.dtype, memory.data, offset, array.strides)[...] = array
-            self.views[id(array)] = name, offset
+            self.views[key] = array, name, offset
         self.arrays[name] = th.from_numpy(memory)
 
     def encode(self, value: Any, name: str) -> Any:
@@ -192,6 +197,15 @@ class _Encoder:
         """
         if value is None or type(value) in (bool, int, float, str):
             return value
+        number = self.repeated.get(id(value))
+        if number is None:
+            return self._encode_once(value, name)
+        if number in self.encoded:
+            return {TAG: "same", "number": number}
+        self.encoded.add(number)
+        return {TAG: "same", "number": number, "value": self._encode_once(value, name)}
+
+    def _encode_once(self, value: Any, name: str) -> Any:
         if type(value) is list:
             return [self.encode(item, f"{name}/{i}") for i, item in enumerate(value)]
         if isinstance(value, dict) and all(type(key) is str for key in value) and TAG not in value:
@@ -207,13 +221,14 @@ class _Encoder:
         return self._encode_array(value, name.lstrip("/"))
 
     def _encode_array(self, value: Any, name: str) -> dict[str, Any]:
+        if id(value) in self.views:
+            array, memory, offset = self.views[id(value)]
+            layout = {"shape": list(array.shape), "strides": list(array.strides)}
+            tensor = {"tensor": str(value.dtype).removeprefix("torch.")} if isinstance(value, th.Tensor) else {}
+            return {TAG: "view", "name": memory, "dtype": array.dtype.str, "offset": offset, **layout, **tensor}
         if isinstance(value, th.Tensor):
             self.arrays[name] = value.detach().cpu().contiguous().clone()
             return {TAG: "tensor", "name": name}
-        if id(value) in self.views:
-            memory, offset = self.views[id(value)]
-            layout = {"shape": list(value.shape), "strides": list(value.strides)}
-            return {TAG: "view", "name": memory, "dtype": value.dtype.str, "offset": offset, **layout}
         kind = "scalar" if isinstance(value, np.generic) else "bytes" if isinstance(value, bytes) else "array"
         array = np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes) else np.asarray(value)
         # Keep the memory layout of transposed images: torch computes them in another order, which changes the rounding
@@ -224,41 +239,66 @@ class _Encoder:
         return {TAG: kind, "name": name, "dtype": array.dtype.str, "shape": list(array.shape), "axes": axes}
 
 
-def _overlapping_arrays(state: Any) -> Iterator[list[np.ndarray]]:
+def _repeated_containers(state: Any) -> list[int]:
     """
     :param state: Plain data
-    :return: groups of arrays in it that share memory
+    :return: identities of the containers in it that may change and stand in several places
     """
-    by_owner: dict[int, list[np.ndarray]] = {}
-    for array in _arrays_in(state):
-        owner = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        by_owner.setdefault(id(owner if owner.base is None else owner.base), []).append(array)
-    for arrays in by_owner.values():
-        group: list[np.ndarray] = []
-        end = 0
-        for array in sorted(arrays, key=_byte_bounds):
-            low, high = _byte_bounds(array)
-            if low >= end:
-                if len(group) > 1:
-                    yield group
-                group = []
-            group.append(array)
-            end = max(end, high)
-        if len(group) > 1:
-            yield group
+    found: dict[int, int] = {}
+
+    def count(value: Any) -> None:
+        if isinstance(value, list | dict | deque | set):
+            found[id(value)] = found.get(id(value), 0) + 1
+            if found[id(value)] > 1:
+                return
+        for item in _items(value):
+            count(item)
+
+    count(state)
+    return [key for key, times in found.items() if times > 1]
 
 
-def _arrays_in(value: Any) -> Iterator[np.ndarray]:
-    if isinstance(value, np.ndarray):
+def _overlapping_arrays(state: Any) -> Iterator[list[tuple[int, np.ndarray]]]:
+    """
+    :param state: Plain data
+    :return: groups of arrays in it that share memory, each with the identity of its array or tensor
+    """
+    group: list[tuple[int, np.ndarray]] = []
+    end = 0
+    for key, array in sorted(_arrays_in(state), key=lambda item: _byte_bounds(item[1])):
+        low, high = _byte_bounds(array)
+        if low >= end:
+            if len(group) > 1:
+                yield group
+            group = []
+        group.append((key, array))
+        end = max(end, high)
+    if len(group) > 1:
+        yield group
+
+
+def _arrays_in(value: Any) -> Iterator[tuple[int, np.ndarray]]:
+    if isinstance(value, th.Tensor):
+        # Others, such as sparse ones, have no memory that NumPy could show
+        with contextlib.suppress(TypeError, RuntimeError):
+            tensor = value.detach()
+            array = (tensor.view(th.int16) if tensor.dtype is th.bfloat16 else tensor).numpy()
+            if array.size > 0:
+                yield id(value), array
+    elif isinstance(value, np.ndarray):
         if value.size > 0 and is_plain(value):
-            yield value
-    elif isinstance(value, ObjectState):
-        yield from _arrays_in(value.values)
-    elif isinstance(value, dict | list | tuple | deque):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _arrays_in(item)
+            yield id(value), value
+    for item in _items(value):
+        yield from _arrays_in(item)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """:return: what an object in plain data consists of"""
+    if isinstance(value, ObjectState):
+        return (value.values,)
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple | deque) else ()
 
 
 def _byte_bounds(array: np.ndarray) -> tuple[int, int]:
@@ -271,31 +311,54 @@ def _byte_bounds(array: np.ndarray) -> tuple[int, int]:
     return first + sum(step for step in steps if step < 0), first + sum(step for step in steps if step > 0) + array.itemsize
 
 
-def _decode(value: Any, arrays: dict[str, th.Tensor]) -> Any:
+def _as_tensor(array: np.ndarray, name: str) -> th.Tensor:
+    """
+    :param array: An array
+    :param name: Type of PyTorch, of the same size
+    :return: tensor that shares its memory
+    """
+    dtype = getattr(th, name, None)
+    if not isinstance(dtype, th.dtype) or dtype.itemsize != array.itemsize:
+        raise ValueError(f"no tensor of type {name}")
+    return th.from_numpy(array).view(dtype)
+
+
+def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) -> Any:
     """
     :param value: Result of ``_Encoder``
     :param arrays: Its arrays
+    :param repeated: Containers that stand in several places, by their number, as far as they have been read
     :return: Plain data
     """
     if isinstance(value, list):
-        return [_decode(item, arrays) for item in value]
+        return [_decode(item, arrays, repeated) for item in value]
     if not isinstance(value, dict):
         return value
     if TAG not in value:
-        return {key: _decode(item, arrays) for key, item in value.items()}
+        return {key: _decode(item, arrays, repeated) for key, item in value.items()}
     kind = value[TAG]
+    if kind == "same":
+        if "value" in value:
+            repeated[value["number"]] = _decode(value["value"], arrays, repeated)
+        return repeated[value["number"]]
     if kind == "object":
-        return ObjectState(value["kind"], _decode(value["values"], arrays))
+        return ObjectState(value["kind"], _decode(value["values"], arrays, repeated))
     if kind in CONTAINERS:
-        items = _decode(value["items"], arrays)
+        items = _decode(value["items"], arrays, repeated)
         return deque(items, value["maxlen"]) if kind == "deque" else CONTAINERS[kind](items)
+    return _decode_array(value, arrays)
+
+
+def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
+    kind = value[TAG]
     if kind == "tensor":
         return arrays[value["name"]]
     if kind == "view":
         memory, dtype = arrays[value["name"]].numpy().data, np.dtype(value["dtype"])
         if dtype.hasobject:
             raise ValueError("an array of objects")
-        return np.ndarray(value["shape"], dtype, memory, value["offset"], value["strides"])
+        array = np.ndarray(value["shape"], dtype, memory, value["offset"], value["strides"])
+        return _as_tensor(array, value["tensor"]) if "tensor" in value else array
     data = arrays[value["name"]].numpy().tobytes()
     if kind == "bytes":
         return data

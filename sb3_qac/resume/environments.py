@@ -1,17 +1,23 @@
 """The state of environments that Python attributes do not show."""
 
+import enum
 from typing import Any
 
+import gymnasium as gym
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay, layers
 from sb3_qac.resume.state import (
+    SKIPPED_ATTRIBUTES,
     StateError,
     _state_of,
     equal,
     get_plain_attributes,
     get_values,
+    is_constant,
+    kind_of,
     set_attributes,
     set_state,
     set_values,
@@ -37,8 +43,25 @@ def _(obj: AleVecEnv, values: dict[str, Any], name: str) -> None:
     set_values(obj.action_space, values["action_space"], name)
 
 
+def check_layer(layer: gym.Wrapper, name: str) -> None:
+    """
+    :param layer: Wrapper inside an ``EpisodeReplay``
+    :param name: What to call the latter in errors
+    :raises StateError: if it has state that playing the episode again does not restore, such as statistics of all episodes
+    """
+    restored = SKIPPED_ATTRIBUTES | get_plain_attributes(layer).keys()
+    for key, value in vars(layer).items():
+        if key not in restored and not is_constant(value) and not isinstance(value, gym.Env | spaces.Space | enum.Enum):
+            raise StateError(
+                f"{type(layer).__name__} is inside {name}, which cannot restore its `{key}` ({kind_of(value)}) by playing the "
+                "episode again. Put it outside EpisodeReplay. For running statistics there is SB3's VecNormalize too."
+            )
+
+
 @get_values.register
 def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
+    for layer in layers(obj.env):
+        check_layer(layer, name)
     # The replay restores everything inside, so nothing else needs to save it
     seen.update(map(id, (*layers(obj.env), obj.unwrapped)))
     return {

@@ -67,7 +67,8 @@ def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[
         "training": training_settings(model),
         "model": {name: getattr(model, name) for name in (*MODEL_ATTRIBUTES, *training_state(model))},
         "elapsed": time.time_ns() - model.start_time,
-        "policy": dict(model.policy.state_dict()),
+        # Copies: parts of the policy share parameters, which it does itself
+        "policy": {name: tensor.clone() for name, tensor in model.policy.state_dict().items()},
         "optimizer": model.policy.optimizer.state_dict(),
         "env": env,
     }

@@ -6,6 +6,7 @@ attributes of an existing object.
 """
 
 import enum
+import functools
 import io
 import random
 import types
@@ -22,7 +23,9 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 from torch.utils.hooks import RemovableHandle
 
 # Attributes that describe how an object was built, or that every step overwrites
@@ -35,6 +38,7 @@ CONSTANTS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
+    functools.partial,
     np.ufunc,
     type,
     io.IOBase,
@@ -49,7 +53,10 @@ CONSTANTS = (
     gym.envs.registration.EnvSpec,
 )
 # Classes of objects whose number does not change during a training
-BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, np.random.Generator, np.random.RandomState, random.Random, th.Generator)
+BUILT_ONCE = (
+    *(gym.Env, VecEnv, spaces.Space, RunningMeanStd, StackedObservations),
+    *(np.random.Generator, np.random.RandomState, random.Random, th.Generator),
+)
 
 
 class StateError(ValueError):
@@ -82,14 +89,14 @@ def is_plain(value: Any) -> bool:
     :param value: Any object
     :return: Whether it consists only of numbers, strings, arrays, tensors and containers of these
     """
-    if isinstance(value, np.ndarray):
-        return not value.dtype.hasobject
+    if isinstance(value, np.generic) or type(value) is np.ndarray:
+        return not value.dtype.hasobject and value.dtype.names is None
     if isinstance(value, list | tuple | deque | set | frozenset):
         return type(value) in (list, tuple, deque, set, frozenset) and all(is_plain(item) for item in value)
     if isinstance(value, dict):
         items = (*value.keys(), *value.values())
         return type(value) in (dict, OrderedDict) and all(is_plain(item) for item in items)
-    return value is None or type(value) in (bool, int, float, str, bytes, th.Tensor) or isinstance(value, np.generic)
+    return value is None or type(value) in (bool, int, float, str, bytes, th.Tensor)
 
 
 def get_plain_attributes(obj: Any) -> dict[str, Any]:
@@ -97,8 +104,8 @@ def get_plain_attributes(obj: Any) -> dict[str, Any]:
     :param obj: Any object
     :return: its attributes that are plain data; a ``Counter`` or another subclass of dict is given as a dict
     """
-    attributes = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(obj).items()}
-    return {name: value for name, value in attributes.items() if is_plain(value)}
+    as_dict = {name: dict(value) for name, value in vars(obj).items() if isinstance(value, dict) and not is_plain(value)}
+    return {name: value for name, value in {**vars(obj), **as_dict}.items() if is_plain(value)}
 
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:
@@ -175,13 +182,28 @@ def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     :raises StateError: if the object keeps its state outside Python attributes
     """
     # The attributes of a container, if any, are not its content
-    if not hasattr(obj, "__dict__") or isinstance(obj, dict | list | tuple | set | deque):
+    if has_hidden_state(obj) or isinstance(obj, dict | list | tuple | set | deque):
         raise StateError(
             f"The state of {name} ({kind_of(obj)}) cannot be taken, so this training could not be resumed exactly. "
             "Wrap an environment in `sb3_qac.common.wrappers.EpisodeReplay`. Elsewhere use numbers, arrays or random "
             "generators, or register functions for the class with `sb3_qac.resume.state.get_values` and `set_values`."
         )
     return get_attributes(obj, name, seen)
+
+
+class _OnlyAttributes:
+    """A class whose objects have nothing but their attributes."""
+
+
+def has_hidden_state(obj: Any) -> bool:
+    """
+    :param obj: Any object
+    :return: Whether something of it is not in its attributes, but in memory of a class in C or in slots
+    """
+    kind = type(obj)
+    slots = {name for base in kind.__mro__ for name in np.atleast_1d(vars(base).get("__slots__", ()))}
+    in_c = kind.__basicsize__ > _OnlyAttributes.__basicsize__ or kind.__itemsize__ > 0
+    return in_c or not hasattr(obj, "__dict__") or not slots <= {"__dict__", "__weakref__"}
 
 
 def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] = SKIPPED_ATTRIBUTES) -> dict[str, Any]:
@@ -202,8 +224,10 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] 
         elif isinstance(value, enum.Enum):
             # Several attributes may share one member
             values[key] = ObjectState(kind_of(value), {"member": value.value if isinstance(value, enum.Flag) else value.name})
-        elif isinstance(value, list | tuple) and value and all(isinstance(item, BUILT_ONCE) for item in value):
-            values[key] = [_state_of(item, f"{name}.{key}[{i}]", seen) for i, item in enumerate(value)]
+        elif (items := _by_key(value)) and all(isinstance(item, BUILT_ONCE) for item in items.values()):
+            # A list, or a dictionary with one for each part of an observation
+            states = {part: _state_of(item, f"{name}.{key}[{part!r}]", seen) for part, item in items.items()}
+            values[key] = states if isinstance(value, dict) else list(states.values())
         else:
             values[key] = _state_of(value, f"{name}.{key}", seen)
     return values
@@ -243,13 +267,19 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
             if current is None and value.kind == "numpy.random._generator.Generator":
                 current = vars(obj)[key] = np.random.default_rng()
             set_state(current, value, path)
-        elif isinstance(value, list) and value and isinstance(value[0], ObjectState):
-            if not isinstance(current, list | tuple) or len(current) != len(value):
-                raise StateError(f"{path} does not have the {len(value)} items of the saved state: build it as it was.")
-            for i, (item, state) in enumerate(zip(current, value, strict=True)):
-                set_state(item, state, f"{path}[{i}]")
+        elif any(isinstance(state, ObjectState) for state in _by_key(value).values()):
+            here, there = _by_key(current), _by_key(value)
+            if here.keys() != there.keys():
+                raise StateError(f"{path} does not have the {len(there)} items of the saved state: build it as it was.")
+            for part, state in there.items():
+                set_state(here[part], state, f"{path}[{part!r}]")
         else:
             set_attributes(obj, {key: value})
+
+
+def _by_key(value: Any) -> dict[Any, Any]:
+    """:return: the items of a list, a tuple or a dictionary by index or key; none of anything else"""
+    return dict(value) if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list | tuple) else {}
 
 
 @get_values.register

@@ -165,9 +165,10 @@ class PQN(ScheduledOnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do
-        check_action_space(env.action_space)
-        return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+        check_action_space(wrapped.action_space)
+        return wrapped
 
     def _setup_model(self) -> None:
         check_policy_class(self.policy_class, EpsilonGreedyPolicy, self.policy_aliases)

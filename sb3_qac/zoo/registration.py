@@ -100,12 +100,14 @@ def _register_presets(exp_manager: ModuleType) -> None:
             call.arguments["config"] = str(presets(call.arguments["algo"]))
         init(*call.args, **call.kwargs)
 
+    init_with_presets.of_sb3_qac = True  # type: ignore[attr-defined]
     exp_manager.ExperimentManager.__init__ = init_with_presets
 
 
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     _check_manager(exp_manager)
-    if not hasattr(exp_manager.ExperimentManager.__init__, "__wrapped__"):
+    # A mark that outer wrappers keep: those of other plugins are made with `functools.wraps` too
+    if not hasattr(exp_manager.ExperimentManager.__init__, "of_sb3_qac"):
         # Names that `policy_kwargs` may use, since RL Zoo evaluates it in this module
         vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN, SharedMlp=SharedMlp)
         register_minatar_envs()

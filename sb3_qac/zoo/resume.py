@@ -4,6 +4,7 @@ import argparse
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +27,10 @@ def unfinished_run(log_path: Path, env_name: str, command: Sequence[str]) -> Pat
     :return: Folder of the newest run that the same command started, keeps exact checkpoints, is not finished, and is not used
         by any process; None if there is none
     """
-    runs = [path for path in log_path.glob(f"{env_name}_*") if path.name.removeprefix(f"{env_name}_").isdigit()]
-    for run in sorted(runs, key=lambda path: int(path.name.rpartition("_")[2]), reverse=True):
+    # With `--uuid`, RL Zoo appends one to the number
+    name = re.compile(rf"{re.escape(env_name)}_(\d+)(_[0-9a-f-]{{36}})?")
+    runs = {path: int(match[1]) for path in log_path.glob("*") if (match := name.fullmatch(path.name))}
+    for run in sorted(runs, key=lambda path: runs[path], reverse=True):
         try:
             known = json.loads((run / "checkpoints" / "run.json").read_text())
         except (OSError, ValueError):
@@ -67,7 +70,10 @@ def resume_exactly(exp_manager: ModuleType) -> None:
     @functools.wraps(create_log_folder)
     def create_or_find_log_folder(self: Any) -> None:
         callback = next((callback for callback in self.callbacks if isinstance(callback, ExactCheckpointCallback)), None)
-        if callback is not None and not self.optimize_hyperparameters:
+        if callback is not None and self.optimize_hyperparameters:
+            # A trial has no folder of its own
+            self.specified_callbacks = without_checkpoints(self.specified_callbacks)
+        elif callback is not None:
             run = unfinished_run(Path(self.log_path), str(self.env_name), sys.argv)
             if run is not None:
                 self.save_path = str(run)
@@ -80,6 +86,17 @@ def resume_exactly(exp_manager: ModuleType) -> None:
         create_log_folder(self)
 
     manager_class.create_log_folder = create_or_find_log_folder
+
+
+def without_checkpoints(specified: Any) -> list[Any]:
+    """
+    :param specified: Entry ``callback`` of RL Zoo's hyperparameters: a callback, its name, or a mapping of its name to its
+        arguments; or a list of these
+    :return: the others than ``ExactCheckpointCallback``
+    """
+    callbacks = specified if isinstance(specified, list) else [specified]
+    name = ExactCheckpointCallback.__name__
+    return [each for each in callbacks if not isinstance(each, ExactCheckpointCallback) and name not in str(each)]
 
 
 def _take_seed_of(run: Path, manager: Any) -> None:
