@@ -144,7 +144,7 @@ class ExactCheckpointCallback(BaseCallback):
         :raises CheckpointError: if this call of ``learn`` is an earlier part of the training than the one that wrote it
         """
         here, there = self.model._total_timesteps, checkpoint.state.get("total_timesteps", 0)
-        if not self.locals["reset_num_timesteps"] and here < there:
+        if not self.locals.get("reset_num_timesteps", True) and here < there:
             raise CheckpointError(
                 f"{checkpoint.path} is of a `learn` that ends at step {there}, and this one, which continues the steps of the "
                 f"model (`reset_num_timesteps=False`), ends at step {here}. Train in one call, or give each its own folder."
