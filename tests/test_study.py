@@ -589,7 +589,7 @@ def test_evaluations_begin_when_training_episodes_reach_a_return_and_take_place_
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
+def test_the_time_and_the_commits_of_a_run_are_those_of_all_its_starts(tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["task1"], [0], tmp_path, **SMALL)
 
     def interrupted(callback):
@@ -604,7 +604,12 @@ def test_the_time_of_a_run_is_that_of_all_its_lives(tmp_path, monkeypatch):
     status = read_json(path)
     assert not status["finished"] and checkpoints_in(Path(run.folder, "checkpoints"))
     path.write_text(json.dumps({**status, "seconds": 2000.0}))
+    settings = Path(run.folder, "run.json")
+    commit = read_json(settings)["commit"]
+    settings.write_text(json.dumps({**read_json(settings), "commit": "1234567"}))
     assert train_run(run) is None
+    # The code of both starts has a part in it
+    assert read_json(settings)["commit"] == f"1234567, {commit}"
     assert run.finished and 2000 < read_json(path)["seconds"] < 2100
 
 

@@ -407,7 +407,8 @@ def _wandb(folder: Path, records: list[Record]) -> str:
 
 def _provenance(records: list[Record]) -> str:
     versions = {f"{name} {version}" for record in records for name, version in record.settings["versions"].items()}
-    commits = {str(record.settings["commit"]) for record in records}
+    # A run that was resumed may have several
+    commits = {commit for record in records for commit in str(record.settings["commit"]).split(", ")}
     machines = {f"{x['cores']} cores, {x['gpu'] or 'no GPU'}" for x in (record.settings["machine"] for record in records)}
     precisions = {str(record.settings.get("dtype")) for record in records}
     return (

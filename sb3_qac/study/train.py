@@ -19,7 +19,8 @@ from filelock import FileLock
 from stable_baselines3.common.utils import set_random_seed
 
 import sb3_qac
-from sb3_qac.common.files import make_folder, write_atomically
+from sb3_qac.common.files import make_folder, read_json, write_atomically
+from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.resume.wandb import wandb_run_id
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run
@@ -59,6 +60,10 @@ def _train(run: Run) -> None:
         settings = {**asdict(run), **provenance(), "wandb_url": url}
         # Not the folder: a study can be moved
         del settings["folder"]
+        if not run.failed_at_once and checkpoints_in(Path(run.folder, "checkpoints")):
+            # It was begun with other code, perhaps
+            before = str(read_json(Path(run.folder, "run.json")).get("commit"))
+            settings["commit"] = ", ".join(dict.fromkeys([*before.split(", "), str(settings["commit"])]))
         write_atomically(Path(run.folder, "run.json"), json.dumps(settings, indent=1).encode())
         if run.failed_at_once:
             # It may have other settings now
