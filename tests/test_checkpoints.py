@@ -244,7 +244,7 @@ def test_foreign_files_are_refused_with_what_they_are(tmp_path):
     cases = {
         "is not a checkpoint of sb3_qac, but 'pt'": renamed(tmp_path, save(tensors, {"format": "pt"})),
         "is not a checkpoint of sb3_qac, but 'something else'": renamed(tmp_path, save(tensors)),
-        "has version 99 of the format, and this sb3_qac reads version 1": renamed(
+        "has version 99 of the format, and this sb3_qac reads 1 and 2": renamed(
             tmp_path, save(tensors, {"format": checkpoints.FORMAT, "version": "99"})
         ),
         "is not a safetensors file": renamed(tmp_path, b"text"),

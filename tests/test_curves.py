@@ -54,13 +54,22 @@ def test_every_curve_is_there_and_the_training_is_the_same(algorithm, kwargs):
 def test_frozen_parameters_have_no_gradient():
     class Freeze(BaseCallback):
         def _on_training_start(self):
-            self.model.policy.mlp_extractor.policy_net.requires_grad_(False)
+            self.model.policy.action_net.requires_grad_(False)
 
         def _on_step(self):
+            # Freed in the middle
+            self.model.policy.action_net.requires_grad_(self.num_timesteps > 1000)
             return True
 
-    _, rows = train(QA2C, [Freeze(), CurvesCallback()], policy_kwargs=dict(net_arch=dict(pi=[8], vf=[8])))
+    # A2C does not log the norm itself
+    frozen, rows = train(A2C, [Freeze(), curves := CurvesCallback()])
     assert rows[-1]["train/grad_norm"] > 0
+    curves._watch_gradients()
+    n_parameters = len(list(frozen.policy.parameters()))
+    assert len(curves._hooks) == n_parameters + 1
+    frozen.policy.action_net.requires_grad_(False)
+    curves._watch_gradients()
+    assert len(curves._hooks) == n_parameters - len(list(frozen.policy.action_net.parameters())) + 1
 
 
 def test_the_norm_is_that_before_clipping_and_the_loss_that_of_the_parts():

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import gymnasium as gym
@@ -35,6 +36,18 @@ def moments_of(gradients):
     for rollout in zip(*gradients.values(), strict=True):
         moments.add(dict(zip(gradients, rollout, strict=True)))
     return moments.summary()
+
+
+def test_a_branch_leaves_the_state_that_it_began_with():
+    env = gym.make("CartPole-v1").unwrapped
+    env.counts = [OrderedDict(a=1)]
+    env.count = env.counts[0]
+    state = get_state(env)
+    for _ in range(3):
+        set_state(env, with_new_randomness(state, np.random.default_rng(0)))
+        env.count["a"] += 1
+        # Still one object
+        assert env.counts[0] is env.count and env.count == {"a": 2}
 
 
 def test_moments_are_those_of_the_distribution():

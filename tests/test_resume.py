@@ -467,19 +467,29 @@ def test_environments_whose_state_cannot_be_taken_are_refused_at_the_start(tmp_p
 def test_calls_that_continue_each_other_need_folders_of_their_own(tmp_path):
     """The first call of a new start would resume the second one's training, and end at once."""
 
-    def train(folders):
+    def train(folders, first):
         model = make_model(QA2C)
-        for folder in folders:
-            model.learn(320, ExactCheckpointCallback(folder, verbose=0), reset_num_timesteps=False)
+        for folder, reset in zip(folders, (first, False), strict=True):
+            model.learn(320, ExactCheckpointCallback(folder, verbose=0), reset_num_timesteps=reset)
         return model
 
-    assert train([tmp_path / "one"] * 2).num_timesteps == 640
-    with pytest.raises(
-        CheckpointError, match=r"a `learn` that ends at step 640.*ends at step 320\. .* give each its own folder"
-    ):
-        train([tmp_path / "one"] * 2)
-    apart = [tmp_path / "first", tmp_path / "second"]
-    assert train(apart).num_timesteps == train(apart).num_timesteps == 640
+    for first in (True, False):
+        folder = tmp_path / f"one_{first}"
+        assert train([folder] * 2, first).num_timesteps == 640
+        with pytest.raises(
+            CheckpointError, match=r"a `learn` that ends at step 640.*at step 320\..* give each its own folder"
+        ):
+            train([folder] * 2, first)
+        apart = [tmp_path / f"first_{first}", tmp_path / f"second_{first}"]
+        assert train(apart, first).num_timesteps == train(apart, first).num_timesteps == 640
+
+
+def test_a_training_may_end_earlier_than_it_was_meant_to(tmp_path):
+    with pytest.raises(Interrupted):
+        callbacks = [InterruptAt(200), ExactCheckpointCallback(tmp_path, save_freq=64)]
+        make_model(QA2C).learn(1000, callbacks, reset_num_timesteps=False)
+    callbacks = [InterruptAt(np.inf), ExactCheckpointCallback(tmp_path)]
+    assert make_model(QA2C).learn(320, callbacks, reset_num_timesteps=False).num_timesteps == 320
 
 
 def test_a_callback_that_holds_a_list_of_the_model_holds_it_after_a_resume(tmp_path):

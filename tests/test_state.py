@@ -4,6 +4,7 @@ import copy
 import enum
 import functools
 import random
+import types
 from collections import Counter, OrderedDict, defaultdict
 
 import gymnasium as gym
@@ -160,11 +161,55 @@ def test_state_outside_attributes_is_refused(value):
         get_state(env)
 
 
-def test_a_function_with_fixed_arguments_is_code():
+def test_functions_made_by_functools_are_code():
     env = gym.make("CartPole-v1").unwrapped
     before = get_state(env)
-    env.bonus = functools.partial(max, 0)
+    env.bonus, env.known = functools.partial(max, 0), functools.lru_cache(max)
     assert get_state(env).values.keys() == before.values.keys()
+
+
+def test_a_namespace_and_an_ordered_dictionary_are_kept(tmp_path):
+    env, other = (gym.make("CartPole-v1").unwrapped for _ in range(2))
+    for each, count in ((env, 5), (other, 0)):
+        each.counts = types.SimpleNamespace(count=count)
+        each.order = OrderedDict([("b", count), ("a", [OrderedDict()])])
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    assert other.counts.count == 5 and other.order == env.order and type(other.order["a"][0]) is OrderedDict
+
+
+@pytest.mark.parametrize("value", [{1: np.random.default_rng()}, {"rng": np.random.default_rng()}, {random: random.Random()}])
+def test_a_dictionary_that_may_be_filled_later_is_refused(value):
+    env = gym.make("CartPole-v1").unwrapped
+    env.value = value
+    with pytest.raises(StateError, match=r"object\.value \(builtins\.dict\) cannot be taken"):
+        get_state(env)
+
+
+class DrawsOutside(gym.Wrapper):
+    """Draws from the environment's generator."""
+
+    def step(self, action):
+        obs, reward, *others = self.env.step(action)
+        return obs, reward + self.unwrapped.np_random.random(), *others
+
+
+class KeepsLog(gym.Wrapper):
+    """A list of the wrapper is one of the environment's."""
+
+    def reset(self, **kwargs):
+        self.log = self.unwrapped.log = []
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        obs, _, *others = self.env.step(action)
+        self.unwrapped.log.append(len(self.log))
+        return obs, float(sum(self.log)), *others
+
+
+@pytest.mark.parametrize("wrapper", [lambda env: DrawsOutside(EpisodeReplay(env)), lambda env: EpisodeReplay(KeepsLog(env))])
+def test_a_replay_leaves_what_is_outside_and_what_belongs_together(wrapper, tmp_path):
+    make_env = functools.partial(make_vec_env, "CartPole-v1", 2, seed=0, wrapper_class=wrapper)
+    assert_go_on_alike(make_env, tmp_path, before=150, after=100)
 
 
 def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):

@@ -34,15 +34,18 @@ class CurvesCallback(BaseCallback):
     def _on_training_start(self) -> None:
         # An interrupted training had no end: remove its hooks
         self._on_training_end()
-        self._squares = []
         if self.last_returns is None or self.model.num_timesteps == 0:
             # A new training, perhaps after another one with this callback
             self.grad_norm, self.own_rows = None, []
             self.last_returns = np.full(self.training_env.num_envs, np.nan)
+
+    def _watch_gradients(self) -> None:
+        # Anew for each update, because parameters may be frozen and freed
+        self._on_training_end()
         parameters = [parameter for parameter in self.model.policy.parameters() if parameter.requires_grad]
-        optimizer = self.model.policy.optimizer
+        self._squares = []
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._add_gradient) for parameter in parameters]
-        self._hooks.append(optimizer.register_step_pre_hook(self._end_gradient))
+        self._hooks.append(self.model.policy.optimizer.register_step_pre_hook(self._end_gradient))
 
     def _on_training_end(self) -> None:
         for hook in self._hooks:
@@ -53,7 +56,7 @@ class CurvesCallback(BaseCallback):
         self._squares.append(parameter.grad.detach().square().sum())
 
     def _end_gradient(self, *_: Any) -> None:
-        self.grad_norm = float(th.stack(self._squares).sum().sqrt())
+        self.grad_norm = float(th.stack(self._squares).sum().sqrt()) if self._squares else 0.0
         self._squares = []
 
     def _on_step(self) -> bool:
@@ -84,6 +87,7 @@ class CurvesCallback(BaseCallback):
             self.logger.record(name, value)
 
     def _on_rollout_end(self) -> None:
+        self._watch_gradients()
         assert self.last_returns is not None
         buffer = self.model.rollout_buffer
         if buffer.full:

@@ -141,14 +141,20 @@ class ExactCheckpointCallback(BaseCallback):
     def _check_same_call(self, checkpoint: Checkpoint) -> None:
         """
         :param checkpoint: Checkpoint to resume from
-        :raises CheckpointError: if this call of ``learn`` is an earlier part of the training than the one that wrote it
+        :raises CheckpointError: if it is of a call of ``learn`` that comes after this one
         """
-        here, there = self.model._total_timesteps, checkpoint.state.get("total_timesteps", 0)
-        if not self.locals.get("reset_num_timesteps", True) and here < there:
+        state, here = checkpoint.state, self.model._total_timesteps
+        there, step = state.get("total_timesteps", 0), state["model"]["num_timesteps"]
+        if here < there and here <= step and (state.get("continues") or self._continues):
             raise CheckpointError(
-                f"{checkpoint.path} is of a `learn` that ends at step {there}, and this one, which continues the steps of the "
-                f"model (`reset_num_timesteps=False`), ends at step {here}. Train in one call, or give each its own folder."
+                f"{checkpoint.path} is of a `learn` that ends at step {there}, and this one ends at step {here}. One "
+                "continues the other (`reset_num_timesteps=False`): train in one call, or give each its own folder."
             )
+
+    @property
+    def _continues(self) -> bool:
+        """Whether this call of ``learn`` continues the steps of an earlier one."""
+        return not self.locals.get("reset_num_timesteps", True)
 
     def _on_rollout_start(self) -> None:
         if self._state_to_restore is not None:
@@ -244,6 +250,7 @@ class ExactCheckpointCallback(BaseCallback):
             ],
             "iteration": self.iteration,
             "total_timesteps": model._total_timesteps,
+            "continues": self._continues,
             "logger": {
                 name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)}
                 for name in ("name_to_value", "name_to_count", "name_to_excluded")

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +23,16 @@ from safetensors.torch import load, save
 from sb3_qac.common.files import write_atomically
 from sb3_qac.resume.state import ObjectState, is_plain
 
-FORMAT, VERSION = "sb3_qac checkpoint", 1
+# Version 1 has no containers and tensors that are the same in several places
+FORMAT, VERSION, READABLE = "sb3_qac checkpoint", 2, ("1", "2")
 NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
 TAG = "!"
 # Types that safetensors stores directly; other arrays are stored as bytes
 ARRAY_TYPES = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 bool".split())
-CONTAINERS: dict[str, Any] = {"dict": dict, "tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset}
+CONTAINERS: dict[str, Any] = {
+    **{"ordered": OrderedDict, "dict": dict},
+    **{"tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset},
+}
 # In bytes: enough for NumPy's largest number and for a vector register
 ALIGNMENT = 64
 
@@ -139,9 +143,9 @@ def _read(path: Path) -> Checkpoint:
     metadata = header.get("__metadata__") or {}
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of sb3_qac, but {metadata.get('format', 'something else')!r}.")
-    if metadata.get("version") != str(VERSION):
+    if metadata.get("version") not in READABLE:
         raise CheckpointError(
-            f"{path} has version {metadata.get('version')} of the format, and this sb3_qac reads version {VERSION}. "
+            f"{path} has version {metadata.get('version')} of the format, and this sb3_qac reads {' and '.join(READABLE)}. "
             "Use the version of sb3_qac that wrote it."
         )
     try:
@@ -208,7 +212,7 @@ class _Encoder:
     def _encode_once(self, value: Any, name: str) -> Any:
         if type(value) is list:
             return [self.encode(item, f"{name}/{i}") for i, item in enumerate(value)]
-        if isinstance(value, dict) and all(type(key) is str for key in value) and TAG not in value:
+        if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
             return {key: self.encode(item, f"{name}/{key}") for key, item in value.items()}
         if isinstance(value, ObjectState):
             return {TAG: "object", "kind": value.kind, "values": self.encode(value.values, name)}

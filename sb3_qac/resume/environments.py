@@ -1,22 +1,22 @@
 """The state of environments that Python attributes do not show."""
 
-import enum
 from typing import Any
 
 import gymnasium as gym
-from gymnasium import spaces
+from gymnasium.wrappers.utils import RunningMeanStd
+from stable_baselines3.common.running_mean_std import RunningMeanStd as NormalizingMeanStd
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay, layers
 from sb3_qac.resume.state import (
+    GENERATORS,
     SKIPPED_ATTRIBUTES,
     StateError,
     _state_of,
     equal,
     get_plain_attributes,
     get_values,
-    is_constant,
     kind_of,
     set_attributes,
     set_state,
@@ -47,14 +47,13 @@ def check_layer(layer: gym.Wrapper, name: str) -> None:
     """
     :param layer: Wrapper inside an ``EpisodeReplay``
     :param name: What to call the latter in errors
-    :raises StateError: if it has state that playing the episode again does not restore, such as statistics of all episodes
+    :raises StateError: if it has state that outlives an episode, to which playing the episode again would add once more
     """
-    restored = SKIPPED_ATTRIBUTES | get_plain_attributes(layer).keys()
     for key, value in vars(layer).items():
-        if key not in restored and not is_constant(value) and not isinstance(value, gym.Env | spaces.Space | enum.Enum):
+        if isinstance(value, (RunningMeanStd, NormalizingMeanStd, *GENERATORS)) and key not in SKIPPED_ATTRIBUTES:
             raise StateError(
                 f"{type(layer).__name__} is inside {name}, which cannot restore its `{key}` ({kind_of(value)}) by playing the "
-                "episode again. Put it outside EpisodeReplay. For running statistics there is SB3's VecNormalize too."
+                "episode again. Put it outside EpisodeReplay. In a study, and for running statistics, use VecNormalize."
             )
 
 
@@ -67,6 +66,8 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
     return {
         "reset_arguments": obj.reset_arguments,
         "random_state": obj.random_state,
+        # A wrapper outside may have drawn from it too
+        "generator": obj.unwrapped.np_random.bit_generator.state,
         "actions": list(obj.actions),
         "obs": obj.obs,
         # Counters that a reset does not clear, such as Monitor's
@@ -87,8 +88,11 @@ def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
             f"Playing the actions of {name} again did not reproduce the saved observation: "
             "the environment draws random numbers that are not from `np_random`, or is another version."
         )
+    # Earlier checkpoints do not have it
+    obj.unwrapped.np_random.bit_generator.state = values.get("generator", obj.unwrapped.np_random.bit_generator.state)
     for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
-        set_attributes(layer, attributes)
+        # What the replay has restored may be part of something else
+        set_attributes(layer, {key: value for key, value in attributes.items() if not equal(value, vars(layer).get(key))})
 
 
 try:

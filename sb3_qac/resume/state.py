@@ -39,6 +39,7 @@ CONSTANTS = (
     types.BuiltinFunctionType,
     types.MethodType,
     functools.partial,
+    type(functools.lru_cache(None)(len)),
     np.ufunc,
     type,
     io.IOBase,
@@ -52,11 +53,11 @@ CONSTANTS = (
     RemovableHandle,
     gym.envs.registration.EnvSpec,
 )
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 # Classes of objects whose number does not change during a training
-BUILT_ONCE = (
-    *(gym.Env, VecEnv, spaces.Space, RunningMeanStd, StackedObservations),
-    *(np.random.Generator, np.random.RandomState, random.Random, th.Generator),
-)
+BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, *GENERATORS)
+# Those of which SB3 has one for each part of an observation that is a dictionary
+OF_PARTS = (spaces.Space, RunningMeanStd, StackedObservations)
 
 
 class StateError(ValueError):
@@ -117,7 +118,7 @@ def set_attributes(obj: Any, values: dict[str, Any]) -> None:
     """
     for name, value in values.items():
         current = vars(obj).get(name)
-        if isinstance(value, dict) and isinstance(current, dict) and type(current) is not dict:
+        if type(value) is dict and isinstance(current, dict) and type(current) is not dict:
             # Keep the class of a `Counter` or another subclass of dict
             current.clear()
             current.update(value)
@@ -200,10 +201,14 @@ def has_hidden_state(obj: Any) -> bool:
     :param obj: Any object
     :return: Whether something of it is not in its attributes, but in memory of a class in C or in slots
     """
+    if not hasattr(obj, "__dict__"):
+        return True
     kind = type(obj)
-    slots = {name for base in kind.__mro__ for name in np.atleast_1d(vars(base).get("__slots__", ()))}
+    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = {name for of_base in slots for name in ([of_base] if isinstance(of_base, str) else of_base)}
     in_c = kind.__basicsize__ > _OnlyAttributes.__basicsize__ or kind.__itemsize__ > 0
-    return in_c or not hasattr(obj, "__dict__") or not slots <= {"__dict__", "__weakref__"}
+    # The memory of a namespace in C is its attributes
+    return (in_c and not isinstance(obj, types.SimpleNamespace)) or not names <= {"__dict__", "__weakref__"}
 
 
 def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] = SKIPPED_ATTRIBUTES) -> dict[str, Any]:
@@ -224,13 +229,18 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] 
         elif isinstance(value, enum.Enum):
             # Several attributes may share one member
             values[key] = ObjectState(kind_of(value), {"member": value.value if isinstance(value, enum.Flag) else value.name})
-        elif (items := _by_key(value)) and all(isinstance(item, BUILT_ONCE) for item in items.values()):
-            # A list, or a dictionary with one for each part of an observation
-            states = {part: _state_of(item, f"{name}.{key}[{part!r}]", seen) for part, item in items.items()}
+        elif _is_built_once(value):
+            states = {part: _state_of(item, f"{name}.{key}[{part!r}]", seen) for part, item in _by_key(value).items()}
             values[key] = states if isinstance(value, dict) else list(states.values())
         else:
             values[key] = _state_of(value, f"{name}.{key}", seen)
     return values
+
+
+def _is_built_once(value: Any) -> bool:
+    kinds = OF_PARTS if isinstance(value, dict) else BUILT_ONCE
+    items = _by_key(value)
+    return bool(items) and all(isinstance(item, kinds) for item in items.values()) and is_plain(list(items))
 
 
 def _is_seen(value: Any, seen: set[int]) -> bool:

@@ -118,10 +118,15 @@ def with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
     :param rng: Generator of seeds; the same one gives the same state
     :return: a copy of the state in which every random generator starts from a new seed
     """
+    # As a whole: several attributes may refer to the same list
+    return _with_new_randomness(copy.deepcopy(state), rng)
+
+
+def _with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
     if isinstance(state, list) and state and isinstance(state[0], ObjectState):
-        return [with_new_randomness(item, rng) for item in state]
+        return [_with_new_randomness(item, rng) for item in state]
     if not isinstance(state, ObjectState):
-        return copy.deepcopy(state)
+        return state
     seed = int(rng.integers(2**31))
     if state.kind == GENERATOR and state.values["state"]["bit_generator"] == "PCG64":
         return ObjectState(state.kind, {"state": np.random.default_rng(seed).bit_generator.state})
@@ -129,7 +134,7 @@ def with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
         return ObjectState(state.kind, {"state": np.random.RandomState(seed).get_state()})
     if state.kind == PYTHON_RANDOM:
         return ObjectState(state.kind, {"state": random.Random(seed).getstate()})
-    return ObjectState(state.kind, {name: with_new_randomness(value, rng) for name, value in state.values.items()})
+    return ObjectState(state.kind, {name: _with_new_randomness(value, rng) for name, value in state.values.items()})
 
 
 def set_with_new_randomness(env: VecEnv, state: Any, rng: np.random.Generator) -> None:

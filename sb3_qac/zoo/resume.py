@@ -27,10 +27,10 @@ def unfinished_run(log_path: Path, env_name: str, command: Sequence[str]) -> Pat
     :return: Folder of the newest run that the same command started, keeps exact checkpoints, is not finished, and is not used
         by any process; None if there is none
     """
-    # With `--uuid`, RL Zoo appends one to the number
+    # With `--uuid`, RL Zoo appends one to the number, which is then 1 for all
     name = re.compile(rf"{re.escape(env_name)}_(\d+)(_[0-9a-f-]{{36}})?")
     runs = {path: int(match[1]) for path in log_path.glob("*") if (match := name.fullmatch(path.name))}
-    for run in sorted(runs, key=lambda path: runs[path], reverse=True):
+    for run in sorted(runs, key=lambda path: (runs[path], path.stat().st_mtime), reverse=True):
         try:
             known = json.loads((run / "checkpoints" / "run.json").read_text())
         except (OSError, ValueError):
