@@ -47,7 +47,7 @@ from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, mo
 from sb3_qac.study.pack import command_of
 from sb3_qac.study.run import Run, read_run
 from sb3_qac.study.snapshots import SnapshotCallback
-from sb3_qac.study.train import train_run
+from sb3_qac.study.train import commits_of, train_run
 from sb3_qac.zoo import presets
 
 SMALL = dict(n_timesteps=2000, eval_freq=800, n_eval_episodes=3, wandb="disabled", device="cpu")
@@ -611,6 +611,26 @@ def test_the_time_and_the_commits_of_a_run_are_those_of_all_its_starts(tmp_path,
     # The code of both starts has a part in it
     assert read_json(settings)["commit"] == f"1234567, {commit}"
     assert run.finished and 2000 < read_json(path)["seconds"] < 2100
+
+
+def test_a_resumed_run_without_a_known_commit_has_none(tmp_path):
+    """As with a package that was not installed from a checkout."""
+    (run,) = make_grid("cartpole", ["task1"], [0], tmp_path, **SMALL)
+    checkpoint = Path(run.folder, "checkpoints", f"step-{8:012d}.{16 * '0'}.safetensors")
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    for before, now, both in (
+        (None, None, None),
+        (None, "b", "b"),
+        ("a", None, "a"),
+        ("a, b", "b", "a, b"),
+        ("a", "b", "a, b"),
+    ):
+        Path(run.folder, "run.json").write_text(json.dumps({"commit": before}))
+        assert commits_of(run, now) == both
+    # One that begins anew has only its own
+    checkpoint.unlink()
+    assert commits_of(run, "b") == "b"
 
 
 def test_a_finished_run_with_other_hyperparameters_is_refused(tmp_path):

@@ -32,15 +32,13 @@ class CurvesCallback(BaseCallback):
         self._hooks: list[Any] = []
 
     def _on_training_start(self) -> None:
-        # An interrupted training had no end: remove its hooks
-        self._on_training_end()
         if self.last_returns is None or self.model.num_timesteps == 0:
             # A new training, perhaps after another one with this callback
             self.grad_norm, self.own_rows = None, []
             self.last_returns = np.full(self.training_env.num_envs, np.nan)
 
     def _watch_gradients(self) -> None:
-        # Anew for each update, because parameters may be frozen and freed
+        # Anew for each update, because parameters may be frozen and freed, and an interrupted training had no end
         self._on_training_end()
         parameters = [parameter for parameter in self.model.policy.parameters() if parameter.requires_grad]
         self._squares = []

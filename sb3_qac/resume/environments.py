@@ -3,15 +3,14 @@
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.wrappers.utils import RunningMeanStd
-from stable_baselines3.common.running_mean_std import RunningMeanStd as NormalizingMeanStd
+from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay, layers
 from sb3_qac.resume.state import (
     GENERATORS,
-    SKIPPED_ATTRIBUTES,
     StateError,
     _state_of,
     equal,
@@ -50,7 +49,7 @@ def check_layer(layer: gym.Wrapper, name: str) -> None:
     :raises StateError: if it has state that outlives an episode, to which playing the episode again would add once more
     """
     for key, value in vars(layer).items():
-        if isinstance(value, (RunningMeanStd, NormalizingMeanStd, *GENERATORS)) and key not in SKIPPED_ATTRIBUTES:
+        if isinstance(value, (GymRunningMeanStd, RunningMeanStd, *GENERATORS)):
             raise StateError(
                 f"{type(layer).__name__} is inside {name}, which cannot restore its `{key}` ({kind_of(value)}) by playing the "
                 "episode again. Put it outside EpisodeReplay. In a study, and for running statistics, use VecNormalize."

@@ -53,6 +53,7 @@ CONSTANTS = (
     RemovableHandle,
     gym.envs.registration.EnvSpec,
 )
+PLAIN_DICTS = (dict, OrderedDict)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 # Classes of objects whose number does not change during a training
 BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, *GENERATORS)
@@ -96,7 +97,7 @@ def is_plain(value: Any) -> bool:
         return type(value) in (list, tuple, deque, set, frozenset) and all(is_plain(item) for item in value)
     if isinstance(value, dict):
         items = (*value.keys(), *value.values())
-        return type(value) in (dict, OrderedDict) and all(is_plain(item) for item in items)
+        return type(value) in PLAIN_DICTS and all(is_plain(item) for item in items)
     return value is None or type(value) in (bool, int, float, str, bytes, th.Tensor)
 
 
@@ -105,8 +106,11 @@ def get_plain_attributes(obj: Any) -> dict[str, Any]:
     :param obj: Any object
     :return: its attributes that are plain data; a ``Counter`` or another subclass of dict is given as a dict
     """
-    as_dict = {name: dict(value) for name, value in vars(obj).items() if isinstance(value, dict) and not is_plain(value)}
-    return {name: value for name, value in {**vars(obj), **as_dict}.items() if is_plain(value)}
+    attributes = {
+        name: dict(value) if isinstance(value, dict) and type(value) not in PLAIN_DICTS else value
+        for name, value in vars(obj).items()
+    }
+    return {name: value for name, value in attributes.items() if is_plain(value)}
 
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:

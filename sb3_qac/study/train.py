@@ -60,10 +60,7 @@ def _train(run: Run) -> None:
         settings = {**asdict(run), **provenance(), "wandb_url": url}
         # Not the folder: a study can be moved
         del settings["folder"]
-        if not run.failed_at_once and checkpoints_in(Path(run.folder, "checkpoints")):
-            # It was begun with other code, perhaps
-            before = str(read_json(Path(run.folder, "run.json")).get("commit"))
-            settings["commit"] = ", ".join(dict.fromkeys([*before.split(", "), str(settings["commit"])]))
+        settings["commit"] = commits_of(run, settings["commit"])
         write_atomically(Path(run.folder, "run.json"), json.dumps(settings, indent=1).encode())
         if run.failed_at_once:
             # It may have other settings now
@@ -118,6 +115,18 @@ def wandb_run_of(run: Run) -> Iterator[str | None]:
         wandb_run.finish(exit_code=1)
         raise
     wandb_run.finish()
+
+
+def commits_of(run: Run, commit: str | None) -> str | None:
+    """
+    :param run: Run that is about to be trained
+    :param commit: Commit of the code that will train it
+    :return: the commits of all its starts; None if none is known
+    """
+    folder = Path(run.folder)
+    resumed = not run.failed_at_once and checkpoints_in(folder / "checkpoints")
+    before = read_json(folder / "run.json").get("commit") if resumed else None
+    return ", ".join(dict.fromkeys(filter(None, [*(before or "").split(", "), commit]))) or None
 
 
 def provenance() -> dict[str, Any]:
