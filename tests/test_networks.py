@@ -1,5 +1,7 @@
 """Algorithms are compared on the same network: the faster one is the one that SB3 would have built, whatever the algorithm."""
 
+import inspect
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import obs_as_tensor, polyak_update
+from torch import nn
 
-from sb3_qac import QA2C
+from sb3_qac import QA2C, QPPO
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN
-from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
+from sb3_qac.study.catalogue import ABLATION, STUDIES, TASKS, study_of
 from sb3_qac.study.manager import StudyManager, use_lean_cnn
 from sb3_qac.study.run import Run
 from sb3_qac.zoo import register
@@ -157,6 +160,24 @@ def test_qppo_and_its_variant_on_the_sampled_action_have_the_same_network(env_id
     """All of it, normalisation too: they differ in the estimator only."""
     qppo, sampled = (study_model(name, tmp_path / name, env_id=env_id) for name in ("qppo", "qppo-sampled"))
     assert shapes(sampled) == shapes(qppo) and repr(sampled.policy) == repr(qppo.policy)
+
+
+@pytest.mark.filterwarnings("ignore:.*mini-?batch:UserWarning")
+@pytest.mark.parametrize("name", ABLATION)
+def test_a_row_of_the_ablation_changes_one_part_of_qppo(name, tmp_path):
+    qppo, row = (study_model(x, tmp_path / x, env_id=MINATAR) for x in ("qppo", name))
+    names = set(inspect.signature(QPPO).parameters) - {"tensorboard_log"}
+    settings = [x for x in names if isinstance(getattr(qppo, x, None), int | float | str | None)]
+    assert {"beta", "shrinkage", "advantage_scale", "kl_coef", "n_epochs", "policy_gradient", "gae_lambda"} <= set(settings)
+    changed = {x: getattr(row, x) for x in settings if getattr(row, x, None) != getattr(qppo, x, None)}
+    if name != "qppo-layer-norm":
+        assert changed == ABLATION[name] and repr(row.policy) == repr(qppo.policy)
+        return
+    # The normalisation of two layers is added, and the rest of the network stays
+    norms = (nn.GroupNorm, nn.LayerNorm)
+    layers, others = ([type(x) for x in model.policy.features_extractor.modules()] for model in (row, qppo))
+    assert changed == {} and [x for x in layers if x not in norms] == others and len(layers) == len(others) + 2
+    assert repr(row.policy.q_net) == repr(qppo.policy.q_net) and repr(row.policy.optimizer) == repr(qppo.policy.optimizer)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

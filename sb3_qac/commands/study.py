@@ -29,7 +29,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         metavar="ALGO",
         help="all-action, all-action-baseline, beta-loo (or the course documents' names: task1, task2, beta1), "
-        "qa2c (its preset as it is), qppo, qppo-sampled, pqn, algorithms of RL Zoo, or rungs of the ladder; "
+        "qa2c (its preset as it is), qppo, qppo-sampled, pqn, algorithms of RL Zoo, rungs of the ladder, or rows of the "
+        "ablation; "
         "default: a2c all-action all-action-baseline",
     )
     study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm; default: 0 100")

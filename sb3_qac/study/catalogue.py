@@ -1,4 +1,4 @@
-"""The names that a study accepts: the rungs of the ladder, and whole studies."""
+"""The names that a study accepts: the rungs of the ladder, the rows of the ablation, and whole studies."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,8 +66,21 @@ RUNGS: dict[str, Rung] = {
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (rung.algo, rung.hyperparams) for name, rung in RUNGS.items() if name != rung.algo
 }
-# QPPO's variant on the sampled action, for the ablation
-TASKS["qppo-sampled"] = ("qppo", {"policy_gradient": "sampled"})
+# QPPO with one part changed, each with the entries that replace those of MinAtar's preset
+ABLATION: dict[str, dict[str, Any]] = {
+    "qppo-sampled": {"policy_gradient": "sampled"},
+    "qppo-no-correction": {"beta": 0.0},
+    "qppo-no-shrinkage": {"shrinkage": 0.0},
+    "qppo-no-scale": {"advantage_scale": None},
+    "qppo-no-kl": {"kl_coef": 0.0},
+    "qppo-one-epoch": {"n_epochs": 1},
+    # The preset has no LayerNorm. The other entries of its network are repeated, because this one replaces them all
+    "qppo-layer-norm": {
+        "policy_kwargs": "dict(features_extractor_class=MinAtarCNN, features_extractor_kwargs=dict(layer_norm='all'), "
+        "net_arch=[], dueling=True)"
+    },
+}
+TASKS |= {name: ("qppo", changes) for name, changes in ABLATION.items()}
 
 # What `benchmark` measures unless told otherwise; the first algorithm is the baseline
 BENCHMARKED = ("a2c", "qa2c", "ppo", "qppo")
@@ -112,6 +125,14 @@ STUDIES = {
         ("FrozenLake-v1", "Blackjack-v1"), ("a2c", "all-action", "beta-loo"), TEN_SEEDS, eval_freq=50_000, wandb="disabled"
     ),
     "minatar": Study(tuple(MINATAR_GAMES), ("a2c", "all-action", "beta-loo"), TEN_SEEDS, eval_freq=100_000, wandb="disabled"),
+    "ablation": Study(
+        tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "SpaceInvaders")),
+        ("qppo", *ABLATION),
+        tuple(range(10, 20)),
+        steps=600_000,
+        eval_freq=100_000,
+        wandb="disabled",
+    ),
     "ladder": Study(
         ("CartPole-v1",), tuple(RUNGS), tuple(range(5)), steps=125_000, eval_freq=25_000, eval_episodes=10, wandb="disabled"
     ),
