@@ -11,3 +11,17 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return super()._get_help_string(action) if action.default else action.help
+
+
+def add_training_options(command: argparse.ArgumentParser) -> None:
+    """:param command: Parser of a command that trains, to which the options of all trainings are added"""
+    command.add_argument("--jobs", type=int, default=1, help="number of trainings at once")
+    command.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
+    command.add_argument("--device", default="auto", help="PyTorch device")
+    command.add_argument(
+        "--gym-packages",
+        nargs="+",
+        metavar="MODULE",
+        default=[],
+        help="modules to import, which register environments of your own",
+    )

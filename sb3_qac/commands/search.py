@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sb3_qac.commands import HelpFormatter
+from sb3_qac.commands import HelpFormatter, add_training_options
 from sb3_qac.common.checks import check_number
 
 
@@ -24,17 +24,8 @@ def add_parser(commands: Any) -> None:
     search.add_argument("name", help="minatar, lunarlander, or with --conf-file a name of your own")
     search.add_argument("--algos", nargs="+", metavar="ALGO", help="algorithms of the search; default: all")
     search.add_argument("--conf-file", type=Path, help="YAML file of the search; default: that of NAME in this package")
-    search.add_argument("--jobs", type=int, default=1, help="number of trainings at once")
-    search.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
-    search.add_argument("--device", default="auto", help="PyTorch device")
+    add_training_options(search)
     search.add_argument("--output", type=Path, help="folder; default: studies/search/NAME")
-    search.add_argument(
-        "--gym-packages",
-        nargs="+",
-        metavar="MODULE",
-        default=[],
-        help="modules to import, which register environments of your own",
-    )
     search.add_argument("--json", action="store_true", help="print the scores as JSON at the end")
     search.set_defaults(run=run)
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sb3_qac.commands import HelpFormatter
+from sb3_qac.commands import HelpFormatter, add_training_options
 from sb3_qac.common.checks import check_number
 from sb3_qac.study.catalogue import RUNGS, STUDIES, field_name, study_of
 
@@ -52,28 +52,19 @@ def add_parser(commands: Any) -> None:
     )
     study.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of the faster network")
     study.add_argument("--conf-file", help="YAML file with hyperparameters for all algorithms; default: each algorithm's own")
-    study.add_argument("--jobs", type=int, default=1, help="number of trainings at once")
+    add_training_options(study)
     study.add_argument(
         "--ray",
         metavar="ADDRESS",
         help="address of a Ray cluster to run on instead, auto for the one of this machine; needs the extra ray, "
         "and an output folder that all machines of the cluster share",
     )
-    study.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
-    study.add_argument("--device", default="auto", help="PyTorch device")
     study.add_argument(
         "--wandb",
         choices=("offline", "online", "disabled"),
         help="mode of Weights & Biases; default: offline, which needs no account",
     )
     study.add_argument("--output", type=Path, help="folder; default: studies/ENV")
-    study.add_argument(
-        "--gym-packages",
-        nargs="+",
-        metavar="MODULE",
-        default=[],
-        help="modules to import, which register environments of your own",
-    )
     study.add_argument("--json", action="store_true", help="print the state of each run as JSON at the end")
     study.set_defaults(run=run)
 
