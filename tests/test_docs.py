@@ -14,9 +14,10 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
-from scipy.stats import ttest_ind
+from scipy.stats import trim_mean, ttest_ind
 
 from sb3_qac import __version__
 from sb3_qac.common.minatar import register_minatar_envs
@@ -311,6 +312,22 @@ def test_steps_of_qppo_to_18_on_pong_are_those_of_the_data():
     _, _, *cells = row_of(README, "million steps to 18 on [Pong]")
     for group, cell in zip(("qppo", "qppo-sampled"), cells, strict=False):
         assert len(found[group]) == 5 and not list(wrong_figures(cell, found[group]))
+
+
+def test_returns_relative_to_a2c_on_minatar_are_those_of_the_data():
+    agents = [json.loads(line) for line in (ROOT / "results" / "minatar_report" / "agents.jsonl").read_text().splitlines()]
+    last = [(run["group"], run["environment"], run["last_evaluation"]) for run in runs_of("minatar_report")]
+    kinds = {kind: [(x["run"].rpartition("_seed-")[0], x["env"], x[kind]) for x in agents] for kind in ("sampled", "greedy")}
+    starts = {"[MinAtar's five games]": last, "the same agents": kinds["sampled"], "with greedy actions": kinds["greedy"]}
+    for start, returns in starts.items():
+        frame = pd.DataFrame(returns, columns=["group", "env", "value"])
+        reference = frame[frame.group == "a2c"].groupby("env").value.mean()
+        relative = frame.value / frame.env.map(reference)
+        found = {group: trim_mean(values, 0.25) for group, values in relative.groupby(frame.group)}
+        *_, all_action, sampled, others = row_of(README, start)
+        cells = {"qppo": all_action, "qppo-sampled": sampled, **dict(re.findall(r"(\w+) (\d\.\d+)", others.lower()))}
+        assert set(cells) == set(found) - {"a2c"}
+        assert {group: f"{found[group]:.2f}" for group in cells} == cells, start
 
 
 @pytest.mark.parametrize("path", [of_page(path) for path in sorted((ROOT / "results").glob("*/runs.csv"))])
