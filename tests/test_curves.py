@@ -137,3 +137,13 @@ def test_returns_are_of_the_last_episode_of_each_environment():
         returns[i] = monitor.get_wrapper_attr("get_episode_rewards")()
         assert curves.last_returns[i] == returns[i][-1]
     assert rows[-1]["rollout/return_max"] == np.max(curves.last_returns)
+
+
+def test_a_training_may_continue_with_another_number_of_environments(tmp_path):
+    callback = CurvesCallback()
+    model, _ = train(QA2C, callback)
+    model.save(tmp_path / "model")
+    for n_envs in (6, 2):
+        model = QA2C.load(tmp_path / "model", env=make_vec_env("CartPole-v1", n_envs), device="cpu")
+        model.learn(1000, callback, reset_num_timesteps=False)
+        assert len(callback.last_returns) == n_envs

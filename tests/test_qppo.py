@@ -770,3 +770,11 @@ def test_train_command_of_rl_zoo(tmp_path, rl_zoo):
     assert len(np.load(run / "evaluations.npz")["timesteps"]) == 2
     model = QPPO.load(run / "CartPole-v1.zip")
     assert type(model) is QPPO and model.sigma > 0
+
+
+def test_sigma_begins_anew_after_a_training_without_a_scale(tmp_path):
+    model = make_model(advantage_scale=None).learn(64)
+    assert model.sigma is None
+    model.save(tmp_path / "model")
+    scaled = QPPO.load(tmp_path / "model", env=model.env, advantage_scale="corrected", device="cpu")
+    assert scaled.sigma is None and scaled.learn(64).sigma > 0

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from sb3_qac import REINFORCE
 from sb3_qac.reinforce.reinforce import episode_returns
@@ -201,3 +202,34 @@ def test_cartpole_is_solved(seed):
     # and the agent that it stopped with solves others, by gymnasium's threshold
     env = make_vec_env("CartPole-v1", 8, seed=1000)
     assert evaluate_policy(model, env, 100)[0] >= gym.spec("CartPole-v1").reward_threshold
+
+
+class OneArray(VecEnvWrapper):
+    """Writes the rewards of all steps into the same array, as environments of other packages may."""
+
+    def reset(self):
+        self.rewards = np.zeros(self.num_envs, dtype=np.float32)
+        return self.venv.reset()
+
+    def step_wait(self):
+        obs, rewards, dones, infos = self.venv.step_wait()
+        self.rewards[:] = rewards
+        return obs, self.rewards, dones, infos
+
+
+def test_rewards_may_be_written_into_the_same_array():
+    model = REINFORCE("MlpPolicy", OneArray(DummyVecEnv([Corridor])), gamma=1.0, n_episodes=1, device="cpu")
+    assert collect(model).returns.tolist() == [6, 5, 3]
+
+
+def test_a_callback_that_stops_in_an_episode_does_not_cut_the_next_one():
+    class StopAt(BaseCallback):
+        def _on_step(self):
+            return self.num_timesteps < 4
+
+    # The first step of the second episode is the last one of the first call
+    model = REINFORCE("MlpPolicy", DummyVecEnv([Corridor]), gamma=1.0, n_episodes=1, device="cpu")
+    model.learn(10, StopAt())
+    assert model.num_timesteps == 4
+    episodes = collect(model)
+    assert episodes.observations.ravel().tolist() == [0, 1, 2] and episodes.returns.tolist() == [6, 5, 3]

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.evaluation import evaluate_policy
 
+import sb3_qac
 from sb3_qac.__main__ import main
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.curves import CurvesCallback
@@ -47,7 +49,7 @@ from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, mo
 from sb3_qac.study.pack import command_of
 from sb3_qac.study.run import Run, read_run
 from sb3_qac.study.snapshots import SnapshotCallback
-from sb3_qac.study.train import commits_of, train_run
+from sb3_qac.study.train import commits_of, provenance, train_run
 from sb3_qac.zoo import presets
 
 SMALL = dict(n_timesteps=2000, eval_freq=800, n_eval_episodes=3, wandb="disabled", device="cpu")
@@ -942,3 +944,24 @@ def test_help_names_the_studies(capsys):
         main(["study", "--help"])
     printed = capsys.readouterr().out
     assert "--stop-return" in printed and "minatar" in printed and "all-action-baseline" in printed
+
+
+def test_the_commit_is_that_of_this_package_only(tmp_path, monkeypatch):
+    here = provenance()["commit"]
+    assert here is None or re.match("[0-9a-f]{7}", here)
+    # Installed inside the repository of another project, which ignores the installed files
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "__init__.py").touch()
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", tmp_path, *identity, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    monkeypatch.setattr(sb3_qac, "__file__", str(tmp_path / "installed" / "__init__.py"))
+    assert provenance()["commit"] is None
+
+
+def test_a_run_is_trained_where_git_is_not_installed(monkeypatch):
+    def missing(*_, **__):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", missing)
+    assert provenance()["commit"] is None

@@ -32,10 +32,14 @@ class CurvesCallback(BaseCallback):
         self._hooks: list[Any] = []
 
     def _on_training_start(self) -> None:
+        n_envs = self.training_env.num_envs
         if self.last_returns is None or self.model.num_timesteps == 0:
             # A new training, perhaps after another one with this callback
             self.grad_norm, self.own_rows = None, []
-            self.last_returns = np.full(self.training_env.num_envs, np.nan)
+            self.last_returns = np.full(n_envs, np.nan)
+        elif len(self.last_returns) != n_envs:
+            # The same training, continued with another number of environments
+            self.last_returns = np.full(n_envs, np.nan)
 
     def _watch_gradients(self) -> None:
         # Anew for each update, because parameters may be frozen and freed, and an interrupted training had no end

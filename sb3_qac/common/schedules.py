@@ -48,7 +48,10 @@ def current_value(name: str, value: float | str | Schedule, progress_remaining: 
 
 
 class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
-    """SB3's ``OnPolicyAlgorithm``, whose learning rate can be neither negative nor NaN. It has no other change."""
+    """
+    SB3's ``OnPolicyAlgorithm``, whose learning rate can be neither negative nor NaN, and whose progress remaining never falls
+    below 0. It has no other change.
+    """
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)

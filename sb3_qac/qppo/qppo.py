@@ -62,14 +62,14 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     A = (Q - V~) pi_old / (pi_old + shrinkage) with V~ = sum_a pi Q, d = R_t - V~(s_t) - A(s_t, a_t) and sigma are constants to
     the gradient; rho = pi(a_t|s_t) / pi_old(a_t|s_t). R_t are TD(lambda) returns, bootstrapped from V~ of the rollout. With
     ``shrinkage=0``, A = Q - V~ and d = R_t - Q(s_t, a_t): at pi = pi_old and sigma = 1 it then has the same gradient as QA2C
-    with the same ``beta``.
+    with ``pg_coef=1`` and the same other coefficients.
 
     Differences from PPO: the critic is Q(s, a). A KL penalty limits the all-action term, as in the penalty form of PPO
     (Schulman et al. 2017, https://arxiv.org/abs/1707.06347); only the correction by the return is clipped. Advantages are
     divided by a running scale, not by the standard deviation of the minibatch. The all-action gradient is that of Mean
     Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503; the correction is that of beta-LOO, Gruslys et al. 2017,
     https://arxiv.org/abs/1704.04651. The defaults are for Atari games with 16 environments; the results on Pong are those of
-    the preset in ``hyperparams/qppo.yml``, whose network and schedules differ (see ``docs/qppo.md``).
+    the preset in ``hyperparams/qppo.yml``, whose network and schedules differ, in bfloat16 (see ``docs/qppo.md``).
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
@@ -376,7 +376,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                 logged = dict(zip(diagnostics, th.stack(list(diagnostics.values())).tolist(), strict=True))
                 check_finite(logged)
                 self.policy.optimizer.step()
-                self.sigma = logged["sigma"]
+                if self.advantage_scale is not None:
+                    self.sigma = logged["sigma"]
 
                 minibatches.append(logged)
 

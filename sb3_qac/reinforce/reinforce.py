@@ -178,6 +178,9 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
                 step_actions = self.policy(obs)[0]
             new_obs, step_rewards, step_dones, infos = env.step(self._for_env(step_actions.cpu().numpy()))
             self.num_timesteps += env.num_envs
+            # Before the callback, which may end the training: the next `learn` then knows that these episodes are cut
+            self._last_obs = new_obs  # type: ignore[assignment]
+            self._last_episode_starts = step_dones.copy()
 
             # Give access to local variables
             callback.update_locals({**locals(), "rewards": step_rewards, "dones": step_dones})
@@ -187,12 +190,11 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
 
             observations.append(obs)
             actions.append(step_actions)
-            rewards.append(step_rewards)
-            dones.append(step_dones)
+            # An environment may write its next rewards into the same array
+            rewards.append(step_rewards.copy())
+            dones.append(step_dones.copy())
             played.append(playing)
             n_done += step_dones
-            self._last_obs = new_obs  # type: ignore[assignment]
-            self._last_episode_starts = step_dones
 
         mask = th.as_tensor(np.array(played), device=self.device)  # (n_steps, n_envs)
         returns = episode_returns(np.array(rewards), np.array(dones), self.gamma, self.return_to_go)

@@ -129,11 +129,21 @@ def commits_of(run: Run, commit: str | None) -> str | None:
     return ", ".join(dict.fromkeys(filter(None, [*(before or "").split(", "), commit]))) or None
 
 
+def _git(*command: str) -> str | None:
+    """
+    :param command: Command of git, run in the folder of this package
+    :return: what it prints; None if it fails, or if there is no git
+    """
+    try:
+        # A package that is installed may be inside another project's repository, so callers ask for a file of ours first
+        words = ["git", "-C", str(Path(sb3_qac.__file__).parent), *command]
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
+
+
 def provenance() -> dict[str, Any]:
     """:return: versions, git commit and machine"""
-    commit = subprocess.run(
-        ["git", "-C", str(Path(sb3_qac.__file__).parent), "describe", "--always", "--dirty"], capture_output=True, text=True
-    ).stdout.strip()
     return {
         "versions": {
             "python": platform.python_version(),
@@ -142,7 +152,7 @@ def provenance() -> dict[str, Any]:
             "torch": th.__version__,
             "gymnasium": gym.__version__,
         },
-        "commit": commit or None,
+        "commit": _git("describe", "--always", "--dirty") if _git("ls-files", Path(sb3_qac.__file__).name) else None,
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "cores": os.cpu_count(),
