@@ -168,7 +168,7 @@ def test_another_plugin_does_not_prevent_the_registration(monkeypatch):
         monkeypatch.setattr(ExperimentManager, "__init__", functools.wraps(init)(lambda *args: init(*args)))
 
     module = types.ModuleType("rl_zoo3.exp_manager")
-    module.ExperimentManager, module.EnvironmentName = ExperimentManager, str
+    module.ExperimentManager, module.EnvironmentName, module.ALGOS = ExperimentManager, str, {"qa2c": QA2C}
     plugin()
     zoo.register_in(module)
     registered = ExperimentManager.__init__
@@ -274,10 +274,25 @@ def test_registering_twice_is_harmless_and_another_class_is_an_error():
     assert rl_zoo3.ALGOS["qa2c"] is QA2C
 
     utils = types.ModuleType("rl_zoo3.utils")
-    utils.ALGOS = {"qa2c": dict}
-    with pytest.raises(ValueError, match="knows 'qa2c' already"):
-        zoo.register_in(utils)
-    assert utils.ALGOS["qa2c"] is dict
+    for name in ("qa2c", "reinforce"):
+        utils.ALGOS = {name: dict}
+        with pytest.raises(ValueError, match=f"knows '{name}' already"):
+            zoo.register_in(utils)
+        # The other names are not half registered
+        assert utils.ALGOS == {name: dict}
+
+
+def test_an_algorithm_of_the_user_s_with_our_name_keeps_its_own_presets(monkeypatch):
+    zoo.register()
+    import rl_zoo3
+    from rl_zoo3.exp_manager import ExperimentManager
+
+    def config():
+        return ExperimentManager(None, "reinforce", "CartPole-v1", "logs").config
+
+    assert config() == str(zoo.presets("reinforce"))
+    monkeypatch.setitem(rl_zoo3.ALGOS, "reinforce", dict)
+    assert config() != str(zoo.presets("reinforce"))
 
 
 def fake_zoo():
@@ -289,7 +304,7 @@ def fake_zoo():
         def create_log_folder(self): ...
 
     modules = {name: types.ModuleType(name) for name in REGISTRATIONS}
-    modules["rl_zoo3.utils"].ALGOS = {}
+    modules["rl_zoo3.utils"].ALGOS = modules["rl_zoo3.exp_manager"].ALGOS = {}
     modules["rl_zoo3.hyperparams_opt"].HYPERPARAMS_SAMPLER = {}
     modules["rl_zoo3.hyperparams_opt"].HYPERPARAMS_CONVERTER = {}
     modules["rl_zoo3.exp_manager"].ExperimentManager = ExperimentManager

@@ -59,10 +59,12 @@ def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:
 
 def _register_algorithms(utils: ModuleType) -> None:
     _check_zoo(utils, isinstance(getattr(utils, "ALGOS", None), dict), "a dict `ALGOS`")
+    # All names first, so that a refused registration changes nothing
     for name, algorithm in ALGORITHMS.items():
-        registered = utils.ALGOS.setdefault(name, algorithm)
+        registered = utils.ALGOS.get(name, algorithm)
         if registered is not algorithm:
             raise ValueError(f"RL Zoo knows {name!r} already, as {registered}: it was not replaced by {algorithm}.")
+    utils.ALGOS.update(ALGORITHMS)
 
 
 def _register_search_space(hyperparams_opt: ModuleType) -> None:
@@ -83,6 +85,7 @@ def _check_manager(exp_manager: ModuleType) -> None:
     """
     manager_class = getattr(exp_manager, "ExperimentManager", None)
     _check_zoo(exp_manager, manager_class is not None, "a class `ExperimentManager`")
+    _check_zoo(exp_manager, isinstance(getattr(exp_manager, "ALGOS", None), dict), "a dict `ALGOS`")
     parameters = inspect.signature(manager_class.__init__).parameters  # type: ignore[misc]
     for name in ("algo", "config"):
         _check_zoo(exp_manager, name in parameters, f"a parameter `{name}` of `ExperimentManager`")
@@ -96,8 +99,11 @@ def _register_presets(exp_manager: ModuleType) -> None:
     @functools.wraps(init)
     def init_with_presets(*args: Any, **kwargs: Any) -> None:
         call = signature.bind(*args, **kwargs)
-        if call.arguments["algo"] in ALGORITHMS and not call.arguments.get("config"):
-            call.arguments["config"] = str(presets(call.arguments["algo"]))
+        algo = call.arguments["algo"]
+        # Not for an algorithm of the user's with the same name
+        is_ours = algo in ALGORITHMS and exp_manager.ALGOS.get(algo) is ALGORITHMS[algo]
+        if is_ours and not call.arguments.get("config"):
+            call.arguments["config"] = str(presets(algo))
         init(*call.args, **call.kwargs)
 
     init_with_presets.of_sb3_qac = True  # type: ignore[attr-defined]
