@@ -35,10 +35,9 @@ class CurvesCallback(BaseCallback):
         n_envs = self.training_env.num_envs
         if self.last_returns is None or self.model.num_timesteps == 0:
             # A new training, perhaps after another one with this callback
-            self.grad_norm, self.own_rows = None, []
-            self.last_returns = np.full(n_envs, np.nan)
-        elif len(self.last_returns) != n_envs:
-            # The same training, continued with another number of environments
+            self.grad_norm, self.own_rows, self.last_returns = None, [], None
+        if self.last_returns is None or len(self.last_returns) != n_envs:
+            # The same training may continue with another number of environments
             self.last_returns = np.full(n_envs, np.nan)
 
     def _watch_gradients(self) -> None:

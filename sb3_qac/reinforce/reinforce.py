@@ -178,9 +178,11 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
                 step_actions = self.policy(obs)[0]
             new_obs, step_rewards, step_dones, infos = env.step(self._for_env(step_actions.cpu().numpy()))
             self.num_timesteps += env.num_envs
+            # An environment may write its next rewards into the same array
+            step_rewards, step_dones = step_rewards.copy(), step_dones.copy()
             # Before the callback, which may end the training: the next `learn` then knows that these episodes are cut
             self._last_obs = new_obs  # type: ignore[assignment]
-            self._last_episode_starts = step_dones.copy()
+            self._last_episode_starts = step_dones
 
             # Give access to local variables
             callback.update_locals({**locals(), "rewards": step_rewards, "dones": step_dones})
@@ -190,9 +192,8 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
 
             observations.append(obs)
             actions.append(step_actions)
-            # An environment may write its next rewards into the same array
-            rewards.append(step_rewards.copy())
-            dones.append(step_dones.copy())
+            rewards.append(step_rewards)
+            dones.append(step_dones)
             played.append(playing)
             n_done += step_dones
 

@@ -135,7 +135,6 @@ def _git(*command: str) -> str | None:
     :return: what it prints; None if it fails, or if there is no git
     """
     try:
-        # A package that is installed may be inside another project's repository, so callers ask for a file of ours first
         words = ["git", "-C", str(Path(sb3_qac.__file__).parent), *command]
         return subprocess.run(words, capture_output=True, text=True).stdout.strip() or None
     except OSError:
@@ -144,6 +143,8 @@ def _git(*command: str) -> str | None:
 
 def provenance() -> dict[str, Any]:
     """:return: versions, git commit and machine"""
+    # An installed package may lie inside another project's repository, which does not know its files
+    is_checkout = _git("ls-files", Path(sb3_qac.__file__).name) is not None
     return {
         "versions": {
             "python": platform.python_version(),
@@ -152,7 +153,7 @@ def provenance() -> dict[str, Any]:
             "torch": th.__version__,
             "gymnasium": gym.__version__,
         },
-        "commit": _git("describe", "--always", "--dirty") if _git("ls-files", Path(sb3_qac.__file__).name) else None,
+        "commit": _git("describe", "--always", "--dirty") if is_checkout else None,
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "cores": os.cpu_count(),
