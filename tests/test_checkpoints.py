@@ -1,9 +1,11 @@
 """Checkpoint files: what goes in comes out, and nothing but a whole one of ours is read."""
 
+import enum
 import json
 import os
 import pickle
 import random
+import signal
 from collections import deque
 
 import numpy as np
@@ -223,14 +225,62 @@ def test_damage_that_fits_its_name_is_refused_too(tmp_path):
 
 @pytest.mark.parametrize("dtype", [",", "<f99", "(", "O"])
 def test_a_type_that_numpy_cannot_parse_is_refused(dtype, tmp_path):
-    data = save_checkpoint(tmp_path, 1, {"array": np.arange(3.0)}).read_bytes()
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    tree = json.loads(header["__metadata__"]["state"])
+    tensors = load(save_checkpoint(tmp_path, 1, {"array": np.arange(3.0)}).read_bytes())
+    tree = json.loads(tensors[checkpoints.TREE].numpy().tobytes())
     assert tree["array"]["dtype"] == "<f8"
     tree["array"]["dtype"] = dtype
-    metadata = {**header["__metadata__"], "state": json.dumps(tree)}
     with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
-        load_checkpoint(renamed(tmp_path, save(load(data), metadata)))
+        load_checkpoint(renamed(tmp_path, of_version(2, tensors, tree)))
+
+
+def of_version(version, tensors, tree):
+    """:return: the bytes of a checkpoint as earlier versions wrote it, with its JSON in the header"""
+    tensors = {name: tensor for name, tensor in tensors.items() if name != checkpoints.TREE}
+    return save(tensors, {"format": checkpoints.FORMAT, "version": str(version), "state": json.dumps(tree)})
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_checkpoints_of_earlier_versions_are_read(version, tmp_path):
+    state = {"array": np.arange(3.0), "list": [1, (2, "a")]}
+    tensors = load(save_checkpoint(tmp_path, 1, state).read_bytes())
+    tree = json.loads(tensors[checkpoints.TREE].numpy().tobytes())
+    assert same(load_checkpoint(renamed(tmp_path, of_version(version, tensors, tree))).state, state)
+
+
+def test_the_checkpoint_of_a_later_version_is_an_error_and_not_passed_over(tmp_path):
+    """Training from the one before it would soon delete it."""
+    save_checkpoint(tmp_path, 1, STATE)
+    newest = renamed(tmp_path, of_version(99, {"weight": th.ones(2)}, {}))
+    with pytest.raises(CheckpointError, match=rf"{newest.name} has version 99.*Use the version of sb3_qac that wrote it"):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_long_list_is_kept(tmp_path):
+    """The header of a safetensors file holds at most 100 MB. A list this long had more there."""
+    state = {"numbers": [0.1234567890123456] * 6_000_000}
+    assert load_checkpoint(save_checkpoint(tmp_path, 1, state)).state == state
+
+
+class Doors(enum.Flag):
+    LEFT, RIGHT = 1, 2
+
+
+class Games:
+    class Phase(enum.Enum):
+        DAY, NIGHT = 1, 2
+
+
+def test_members_of_enums_are_kept_in_all_containers(tmp_path):
+    day, both = Games.Phase.DAY, Doors.LEFT | Doors.RIGHT
+    state = {"deck": [day, (both, Doors(0))], "by phase": {day: [1]}, "set": {day}, "signal": signal.SIGINT}
+    assert same(load_checkpoint(save_checkpoint(tmp_path, 1, state)).state, state)
+
+
+def test_an_enum_that_is_not_imported_is_asked_for(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 1, {"phase": Games.Phase.DAY})
+    monkeypatch.delattr(Games, "Phase")
+    with pytest.raises(CheckpointError, match=r"has a member of the enum .*Games\.Phase: import the module that defines it"):
+        newest_checkpoint(tmp_path)
 
 
 def renamed(folder, data):
@@ -244,7 +294,7 @@ def test_foreign_files_are_refused_with_what_they_are(tmp_path):
     cases = {
         "is not a checkpoint of sb3_qac, but 'pt'": renamed(tmp_path, save(tensors, {"format": "pt"})),
         "is not a checkpoint of sb3_qac, but 'something else'": renamed(tmp_path, save(tensors)),
-        "has version 99 of the format, and this sb3_qac reads 1 and 2": renamed(
+        "has version 99 of the format, and this sb3_qac reads 1 and 2 and 3": renamed(
             tmp_path, save(tensors, {"format": checkpoints.FORMAT, "version": "99"})
         ),
         "is not a safetensors file": renamed(tmp_path, b"text"),
@@ -255,7 +305,15 @@ def test_foreign_files_are_refused_with_what_they_are(tmp_path):
     for message, path in cases.items():
         with pytest.raises(CheckpointError, match=f"{message}.*There is no good one in its folder"):
             load_checkpoint(path)
-    with pytest.warns(UserWarning), pytest.raises(CheckpointError, match=r"None of the 4 checkpoints in .* is good"):
+
+
+def test_a_folder_with_nothing_but_damaged_checkpoints_is_refused(tmp_path):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, STATE).write_bytes(b"text")
+    with (
+        pytest.warns(UserWarning, match="damaged"),
+        pytest.raises(CheckpointError, match=r"None of the 2 checkpoints in .* is"),
+    ):
         newest_checkpoint(tmp_path)
 
 

@@ -16,6 +16,7 @@ import types
 import uuid
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import optuna
 import pytest
@@ -23,6 +24,7 @@ import torch as th
 import wandb
 import yaml
 from filelock import FileLock
+from gymnasium import spaces
 from rl_zoo3.callbacks import RawStatisticsCallback, SaveVecNormalizeCallback, TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
 from sb3_contrib import RecurrentPPO
@@ -42,8 +44,9 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from wandb.integration.sb3 import WandbCallback
 
 from sb3_qac import QA2C, QPPO, REINFORCE, zoo
@@ -163,6 +166,16 @@ def test_a_longer_training_goes_on_from_a_finished_one(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     train(QA2C, other, n_steps=1500)
     assert_same_training(train(QA2C, one), one, train(QA2C, other), other)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [dict(learning_rate=LinearSchedule(1e-3, 0.0, 1.0)), dict(clip_range=lambda left: 0.2 * left)]
+)
+def test_a_longer_training_whose_schedules_follow_the_new_end_warns(kwargs, tmp_path):
+    make_model(PPO, **kwargs).learn(100, ExactCheckpointCallback(tmp_path))
+    (name,) = kwargs
+    with pytest.warns(UserWarning, match=f"`learn` that ends at step 100, and this one ends at step 200: .* {name} follow"):
+        make_model(PPO, **kwargs).learn(200, ExactCheckpointCallback(tmp_path))
 
 
 def test_checkpoints_do_not_change_a_training(tmp_path):
@@ -285,6 +298,104 @@ def test_a_training_with_another_setting_is_refused(algorithm, kwargs, message, 
     make_model(algorithm).learn(10, ExactCheckpointCallback(tmp_path))
     with pytest.raises(CheckpointError, match=f"another training: {message}"):
         resume(make_model(algorithm, **kwargs), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make_env", "message"),
+    [
+        (lambda changed: make_vec_env("FrozenLake-v1", env_kwargs=dict(is_slippery=not changed)), "'is_slippery': False"),
+        (
+            lambda changed: VecNormalize(make_vec_env("CartPole-v1"), clip_obs=5.0 if changed else 10.0),
+            r"VecNormalize is {.*'clip_obs': 5.0.*}, and was {.*'clip_obs': 10.0",
+        ),
+    ],
+)
+def test_a_training_in_another_environment_is_refused(make_env, message, tmp_path):
+    QA2C("MlpPolicy", make_env(False), seed=0).learn(10, ExactCheckpointCallback(tmp_path))
+    with pytest.raises(CheckpointError, match=f"another training: .*{message}"):
+        resume(QA2C("MlpPolicy", make_env(True), seed=0), tmp_path)
+
+
+def test_an_environment_may_be_shown_another_way(tmp_path):
+    QA2C("MlpPolicy", make_vec_env("CartPole-v1"), seed=0).learn(10, ExactCheckpointCallback(tmp_path))
+    shown = make_vec_env("CartPole-v1", env_kwargs=dict(render_mode="rgb_array"))
+    assert resume(QA2C("MlpPolicy", shown, seed=0), tmp_path).num_timesteps == 10
+
+
+class Game:
+    """What an environment makes anew in each episode."""
+
+    def __init__(self):
+        self.steps = 0
+
+
+class MakesItsGame(gym.Env):
+    """Its game is made in ``reset``, and a second one in the middle of an episode."""
+
+    observation_space, action_space = spaces.Box(0, 100, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, late=False):
+        self.late, self.bonus = late, None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.game, self.bonus = Game(), None
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.game.steps += 1 + int(action)
+        if self.late and self.game.steps > 4:
+            self.bonus = Game()
+        return np.array([self.game.steps], np.float32), float(action), self.game.steps >= 20, False, {}
+
+
+def test_objects_that_environments_make_in_reset_are_resumed(tmp_path):
+    """In those of evaluations too, which are not reset before the first evaluation."""
+
+    def train_on(folder, stop):
+        evaluation = EvalCallback(DummyVecEnv([lambda: Monitor(MakesItsGame())]), eval_freq=50, log_path=folder, verbose=0)
+        callback = [evaluation, InterruptAt(stop), ExactCheckpointCallback(folder, save_freq=20, verbose=0)]
+        return QA2C("MlpPolicy", DummyVecEnv([MakesItsGame] * 2), seed=0).learn(400, callback)
+
+    with pytest.raises(Interrupted):
+        train_on(tmp_path / "resumed", 300)
+    resumed, straight = train_on(tmp_path / "resumed", np.inf), train_on(tmp_path / "straight", np.inf)
+    assert all(map(th.equal, resumed.policy.state_dict().values(), straight.policy.state_dict().values()))
+    results = [np.load(tmp_path / name / "evaluations.npz")["results"] for name in ("resumed", "straight")]
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_checkpoint_that_the_next_start_would_refuse_is_not_written(tmp_path):
+    model = QA2C("MlpPolicy", DummyVecEnv([lambda: MakesItsGame(late=True)]), n_steps=6, seed=0)
+    with pytest.warns(
+        UserWarning, match=r"envs\[0\]\.bonus is a .*Game, and was not there when the training started.*`reset`"
+    ):
+        model.learn(60, ExactCheckpointCallback(tmp_path, save_freq=1))
+    again = QA2C("MlpPolicy", DummyVecEnv([lambda: MakesItsGame(late=True)]), n_steps=6, seed=0)
+    resume(again, checkpoints_in(tmp_path)[-1])
+
+
+class RecordsWith(BaseCallback):
+    """Records with the logger that the user made."""
+
+    def __init__(self, logger):
+        super().__init__()
+        self.users = [logger]
+
+    def _on_step(self):
+        self.users[0].record("steps", self.num_timesteps)
+        return True
+
+
+def test_the_users_own_logger_writes_after_a_resume(tmp_path):
+    for steps in (100, 200):
+        logger = configure(str(tmp_path / str(steps)), ["csv"])
+        model = make_model(QA2C)
+        model.set_logger(logger)
+        model.learn(steps, [RecordsWith(logger), ExactCheckpointCallback(tmp_path / "checkpoints")], log_interval=1)
+        logger.close()
+    rows = list(csv.DictReader((tmp_path / "200" / "progress.csv").read_text().splitlines()))
+    assert [row["steps"] for row in rows] == [row["time/total_timesteps"] for row in rows] and rows[-1]["steps"] == "224"
 
 
 class WithBonus(A2C):

@@ -1,14 +1,17 @@
 """The state of environments: taken from one, put into another of the same build, they go on alike."""
 
 import copy
+import ctypes
 import enum
 import functools
 import random
+import time
 import types
 from collections import Counter, OrderedDict, defaultdict
 
 import gymnasium as gym
 import numpy as np
+import pygame
 import pytest
 import torch as th
 from gymnasium import spaces
@@ -175,6 +178,62 @@ def test_a_namespace_and_an_ordered_dictionary_are_kept(tmp_path):
         each.order = OrderedDict([("b", count), ("a", [OrderedDict()])])
     set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
     assert other.counts.count == 5 and other.order == env.order and type(other.order["a"][0]) is OrderedDict
+
+
+class Dice:
+    """Its generator is in it only."""
+
+    def __init__(self):
+        self.rolls, self.generator = 0, random.Random(0)
+
+    def roll(self):
+        self.rolls += 1
+        return self.rolls, self.generator.random()
+
+
+def go_on(env, other, folder):
+    set_state(other, load_checkpoint(save_checkpoint(folder, 1, {"env": get_state(env)})).state["env"])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Dice().roll, lambda: random.Random(0).random, lambda: np.random.default_rng(0).random]
+)
+def test_the_object_behind_a_method_goes_on(make, tmp_path):
+    env, other = Counting(make()), Counting(make())
+    env.extra()
+    go_on(env, other, tmp_path)
+    assert other.extra() == env.extra()
+
+
+def test_methods_of_objects_that_are_kept_anyway_are_code(tmp_path):
+    env, other = Counting(None), Counting(None)
+    for one in (env, other):
+        one.rules = one.step
+        one.moves = [one.step, one.reset, functools.partial(one.step, 1), time.time, dict.fromkeys]
+    env.rules(0)
+    go_on(env, other, tmp_path)
+    assert other.count == 1
+
+
+@pytest.mark.parametrize(
+    "extra", [[].append, functools.partial(max, [Dice()]), ctypes.CDLL(None), pygame.Rect(0, 0, 1, 1), pygame.Vector2(1, 2)]
+)
+def test_state_that_would_not_come_back_is_refused(extra):
+    with pytest.raises(StateError, match=r"The state of object\.extra \(.* cannot be taken"):
+        get_state(Counting(extra))
+
+
+def test_what_shows_a_game_is_no_state():
+    shown = {"screen": pygame.Surface((2, 2)), "clock": pygame.time.Clock()}
+    assert get_state(Counting(shown)).values.keys() == get_state(Counting(time.time)).values.keys()
+
+
+def test_a_generator_spawns_the_same_generators_after_a_resume(tmp_path):
+    env, other = (Counting(np.random.default_rng(seed)) for seed in (0, 1))
+    env.extra.spawn(2)
+    go_on(env, other, tmp_path)
+    assert other.extra.spawn(1)[0].random() == env.extra.spawn(1)[0].random()
+    assert other.extra.random() == env.extra.random()
 
 
 @pytest.mark.parametrize("value", [{1: np.random.default_rng()}, {"rng": np.random.default_rng()}, {random: random.Random()}])
@@ -355,6 +414,8 @@ class Doors(enum.Flag):
         (Phase.DAY, Phase.NIGHT),
         (Doors(0), Doors.LEFT | Doors.RIGHT),
         (Counter(), Counter(a=2)),
+        ([Phase.DAY, Phase.NIGHT], [Phase.NIGHT, Phase.DAY]),
+        ({}, {"left": Doors.LEFT}),
         (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
         (defaultdict(list), defaultdict(list, a=[1])),
     ],

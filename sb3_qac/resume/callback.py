@@ -24,15 +24,15 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_integer, check_number
-from sb3_qac.common.files import write_atomically
+from sb3_qac.common.files import make_folder, write_atomically
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
-from sb3_qac.resume.identity import check_same_number, check_same_training
+from sb3_qac.resume.identity import check_same_number, check_same_training, falling_schedules
 from sb3_qac.resume.logs import ResumedLogger, ResumedTensorBoard, read_log, results_writers, rewrite_log, sync_files
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
 from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.signals import DeferredSignals
-from sb3_qac.resume.state import get_state, is_plain, set_attributes, set_state, set_values
+from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, set_attributes, set_state, set_values
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, wandb_identity
 
 
@@ -79,6 +79,8 @@ class ExactCheckpointCallback(BaseCallback):
         self._saved_at = -1
         self._evaluated = False
         self._rollout_is_complete = False
+        # Class of each object in the state when the training started, by its place
+        self._objects: dict[str, str] | None = None
         # Settings of the other callbacks when the training started
         self._settings: dict[BaseCallback, dict[str, Any]] = {}
         self._evaluation_random_state: dict[str, Any] = {}
@@ -99,7 +101,7 @@ class ExactCheckpointCallback(BaseCallback):
                 f"{type(self.parent).__name__} does not tell its callback of rollouts, between which checkpoints are written. "
                 "Give ExactCheckpointCallback to `learn` itself, in the list of callbacks, with a `save_freq`."
             )
-        self._rollout_is_complete, self._state_to_restore = False, None
+        self._rollout_is_complete, self._state_to_restore, self._objects = False, None, None
         self._take_folder(self.folder)
         try:
             self._start(self.folder)
@@ -150,6 +152,13 @@ class ExactCheckpointCallback(BaseCallback):
                 f"{checkpoint.path} is of a `learn` that ends at step {there}, and this one ends at step {here}. One "
                 "continues the other (`reset_num_timesteps=False`): train in one call, or give each its own folder."
             )
+        schedules = falling_schedules(self.model)
+        if "total_timesteps" in state and here != there and schedules:
+            warnings.warn(
+                f"The checkpoint is of a `learn` that ends at step {there}, and this one ends at step {here}: from here on "
+                f"{' and '.join(schedules)} follow the new end, unlike in a training that was planned with it.",
+                stacklevel=2,
+            )
 
     @property
     def _continues(self) -> bool:
@@ -161,7 +170,7 @@ class ExactCheckpointCallback(BaseCallback):
             self._restore_after_start(self._state_to_restore)
             self._state_to_restore = None
             # State that cannot be saved is refused now, not hours later
-            self._state()
+            self._checked_state()
         steps_since = self.model.num_timesteps - self._saved_at
         if self._saved_at < 0 or steps_since >= self.save_freq or self._evaluated or self._signals.pending is not None:
             self.save()
@@ -206,7 +215,7 @@ class ExactCheckpointCallback(BaseCallback):
             return
         self._saved_at, self._evaluated = steps, False
         try:
-            path = save_checkpoint(self.folder, steps, self._state(), self.keep)
+            path = save_checkpoint(self.folder, steps, self._checked_state(), self.keep)
         except Exception as error:
             # A long training is worth more than one checkpoint. At its start nothing is lost yet, so the error is raised
             if steps_before < 0 and not isinstance(error, OSError):
@@ -218,6 +227,27 @@ class ExactCheckpointCallback(BaseCallback):
             print(f"Checkpoint: {path}")
 
     # ---- what a checkpoint holds ----
+
+    def _checked_state(self) -> dict[str, Any]:
+        """
+        :return: result of ``_state``
+        :raises StateError: if the next start will not have an object whose state is in it
+        """
+        state = self._state()
+        # Evaluations create the objects of their environments, and a resume resets these too
+        objects = dict(objects_in(state["env"], "the environment"))
+        for name, values in state["callbacks"]:
+            objects.update(objects_in(values, name))
+        if self._objects is None:
+            self._objects = objects
+        for place, kind in objects.items():
+            if self._objects.get(place) != kind:
+                before = self._objects.get(place, "not there")
+                raise StateError(
+                    f"{place} is a {kind}, and was {before} when the training started, so a resume would not have it. "
+                    "Create it in the constructor, in `reset` or in `_on_training_start`."
+                )
+        return state
 
     def _state(self) -> dict[str, Any]:
         """:return: everything that the next update depends on, as plain data"""
@@ -281,6 +311,8 @@ class ExactCheckpointCallback(BaseCallback):
             "give `EvalCallback` a `log_path` and a `best_model_save_path` where it had them",
         )
         for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
+            # Some create objects in `reset`. It may draw from the global generators, which are restored later
+            env.reset()
             set_state(env, env_state, "the evaluation environment")
         self._evaluation_random_state = state["evaluation_random"]
         self._state_to_restore = state
@@ -430,12 +462,14 @@ class ExactCheckpointCallback(BaseCallback):
         evaluation._on_step = evaluate_apart  # type: ignore[method-assign]
 
     def _take_folder(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(folder / "lock", is_singleton=True)
+        self._lock = FileLock(make_folder(folder) / "lock", is_singleton=True)
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
-            raise CheckpointError(f"Another process is training in {folder}: wait for it, or use another folder.") from None
+            raise CheckpointError(
+                f"Another process is training in {folder}, or was stopped there and is still open, such as a notebook: wait "
+                "for it, close it, or use another folder."
+            ) from None
 
     def _leave_folder(self) -> None:
         if self._lock is not None:

@@ -1,11 +1,13 @@
 """
-Files that hold the state of a training: one safetensors file each, with everything but the arrays as JSON in its header.
+Files that hold the state of a training: one safetensors file each, with everything but the arrays as JSON in one of its
+tensors.
 
 A file is written under another name and then renamed, so it is either complete or not there. Its name ends in the first
 digits of the SHA-256 of its content. Reading a file runs no code from it.
 """
 
 import contextlib
+import enum
 import hashlib
 import json
 import re
@@ -21,12 +23,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from sb3_qac.common.files import write_atomically
-from sb3_qac.resume.state import ObjectState, is_plain
+from sb3_qac.resume.state import ObjectState, find_class, is_plain, kind_of
 
-# Version 1 has no containers and tensors that are the same in several places
-FORMAT, VERSION, READABLE = "sb3_qac checkpoint", 2, ("1", "2")
+# Version 1 has no containers and tensors that are the same in several places. Version 2 has no members of enums, and its JSON
+# is in the header, whose size safetensors limits
+FORMAT, VERSION, READABLE = "sb3_qac checkpoint", 3, ("1", "2", "3")
 NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
 TAG = "!"
+TREE = "!state"
 # Types that safetensors stores directly; other arrays are stored as bytes
 ARRAY_TYPES = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 bool".split())
 CONTAINERS: dict[str, Any] = {
@@ -39,6 +43,10 @@ ALIGNMENT = 64
 
 class CheckpointError(ValueError):
     """A checkpoint is damaged, has another format, or belongs to another training."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint does not have the content that was written."""
 
 
 class Checkpoint(NamedTuple):
@@ -63,8 +71,9 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     :raises OSError: if it could not be written; the other checkpoints are unchanged
     """
     encoder = _Encoder(state)
-    tree, arrays = json.dumps(encoder.encode(state, ""), separators=(",", ":")), encoder.arrays
-    data = save(arrays, {"format": FORMAT, "version": str(VERSION), "state": tree})
+    tree = json.dumps(encoder.encode(state, ""), separators=(",", ":")).encode()
+    arrays = {**encoder.arrays, TREE: th.frombuffer(bytearray(tree), dtype=th.uint8)}
+    data = save(arrays, {"format": FORMAT, "version": str(VERSION)})
     path = folder / f"step-{step:012d}.{_digest(data)}.safetensors"
     write_atomically(path, data)
     found = checkpoints_in(folder)
@@ -104,13 +113,14 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """
     :param folder: Folder of a run's checkpoints
     :return: The newest good checkpoint, with a warning for each newer one that is damaged; None if there are none at all
-    :raises CheckpointError: if there are some, but none is good
+    :raises CheckpointError: if there are some, but none is good; or if the newest one that is not damaged cannot be read, as
+        that of a later version
     """
     paths = checkpoints_in(folder)
     for path in reversed(paths):
         try:
             return _read(path)
-        except CheckpointError as error:
+        except DamagedCheckpointError as error:
             warnings.warn(f"{error} Going back to the one before.", stacklevel=2)
     if paths:
         raise CheckpointError(f"None of the {len(paths)} checkpoints in {folder} is good. Remove them to start anew.")
@@ -134,12 +144,12 @@ def _read(path: Path) -> Checkpoint:
     if name is None:
         raise CheckpointError(f"{path} is not named as a checkpoint, 'step-<steps>.<16 digits of its SHA-256>.safetensors'.")
     if _digest(data) != name.group(2):
-        raise CheckpointError(f"{path} is damaged: its SHA-256 starts with {_digest(data)}, not with {name.group(2)}.")
+        raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 starts with {_digest(data)}, not with {name.group(2)}.")
     try:
         arrays = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     except (SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a safetensors file ({error}).") from None
+        raise DamagedCheckpointError(f"{path} is not a safetensors file ({error}).") from None
     metadata = header.get("__metadata__") or {}
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of sb3_qac, but {metadata.get('format', 'something else')!r}.")
@@ -151,10 +161,15 @@ def _read(path: Path) -> Checkpoint:
     try:
         # A copy, which is aligned and writable
         arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
-        return Checkpoint(path, _decode(json.loads(metadata["state"]), arrays, {}))
+        tree = arrays.pop(TREE).numpy().tobytes() if TREE in arrays else metadata["state"]
+        return Checkpoint(path, _decode(json.loads(tree), arrays, {}))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
     # SyntaxError: NumPy parses the name of a type as Python code
     except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is not in the form that sb3_qac writes ({type(error).__name__}: {error}).") from None
+        raise DamagedCheckpointError(
+            f"{path} is not in the form that sb3_qac writes ({type(error).__name__}: {error})."
+        ) from None
 
 
 def _digest(data: bytes) -> str:
@@ -210,6 +225,10 @@ class _Encoder:
         return {TAG: "same", "number": number, "value": self._encode_once(value, name)}
 
     def _encode_once(self, value: Any, name: str) -> Any:
+        if isinstance(value, enum.Enum):
+            # Members of a flag may be combined, and then have no name
+            member = {"value": value.value} if isinstance(value, enum.Flag) else {"name": value.name}
+            return {TAG: "enum", "kind": kind_of(value), **member}
         if type(value) is list:
             return [self.encode(item, f"{name}/{i}") for i, item in enumerate(value)]
         if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
@@ -347,6 +366,11 @@ def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) 
         return repeated[value["number"]]
     if kind == "object":
         return ObjectState(value["kind"], _decode(value["values"], arrays, repeated))
+    if kind == "enum":
+        found = find_class(value["kind"])
+        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+            raise CheckpointError(f"it has a member of the enum {value['kind']}: import the module that defines it.")
+        return found[value["name"]] if "name" in value else found(value["value"])
     if kind in CONTAINERS:
         items = _decode(value["items"], arrays, repeated)
         return deque(items, value["maxlen"]) if kind == "deque" else CONTAINERS[kind](items)

@@ -16,6 +16,10 @@ ARGUMENTS_NOT_COMPARED = frozenset({"policy", "policy_kwargs", "env", "learning_
 # Classes that differ from another one only in where they compute
 SAME_AS = {"DeviceRolloutBuffer": "RolloutBuffer"}
 SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
+# Arguments of an environment that change only how it is shown
+SHOWN = frozenset({"render_mode"})
+# Settings of VecNormalize
+NORMALIZATION = ("norm_obs", "norm_reward", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon")
 # What was in effect before an argument existed, by algorithm: checkpoints from then do not have it
 BEFORE: dict[str, dict[str, Any]] = {"QPPO": {"shrinkage": 0.0, "sigma_min": 1e-8}}
 
@@ -38,9 +42,12 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     moving = set(training_state(model))
     arguments = sorted(constructor_arguments(model) - ARGUMENTS_NOT_COMPARED - moving)
     policy = model.policy._get_constructor_parameters()
+    normalize = model.get_vec_normalize_env()
     return {
         "algorithm": type(model).__name__,
         "environment": None if spec is None else spec.id,
+        "env_kwargs": {} if spec is None else settings({name: spec.kwargs[name] for name in spec.kwargs.keys() - SHOWN}),
+        "VecNormalize": None if normalize is None else {name: getattr(normalize, name) for name in NORMALIZATION},
         "n_envs": model.n_envs,
         "policy": type(model.policy).__name__,
         **settings({"learning_rate": model.lr_schedule}),
@@ -65,6 +72,16 @@ def settings(values: dict[str, Any]) -> dict[str, Any]:
         elif is_plain(value):
             described[name] = value
     return described
+
+
+def falling_schedules(model: BaseAlgorithm) -> list[str]:
+    """
+    :param model: Model
+    :return: names of its schedules that depend on how much of the training is left
+    """
+    values = {**vars(model), "learning_rate": model.lr_schedule}
+    del values["lr_schedule"]
+    return sorted(name for name, value in values.items() if isinstance(value, SCHEDULES) and value(1.0) != value(0.5))
 
 
 def constructor_arguments(obj: Any) -> set[str]:

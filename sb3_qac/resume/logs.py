@@ -16,12 +16,12 @@ class ResumedLogger(Logger):
     """
     Logger of a resumed training, which can skip a row.
 
-    :param logger: The logger that it replaces, before any row is written
+    :param logger: The logger that it replaces, before any row is written. What is recorded with it comes into the same rows.
     """
 
     def __init__(self, logger: Logger) -> None:
         super().__init__(logger.dir, logger.output_formats)
-        self.level = logger.level
+        vars(self).update(vars(logger))
         # While this is set, nothing is recorded until the next row would be written, and that row is skipped
         self.hold = False
 

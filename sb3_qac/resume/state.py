@@ -5,13 +5,15 @@ Nothing is pickled, and reading creates no objects: numbers, arrays and the stat
 attributes of an existing object.
 """
 
+import ctypes
 import enum
 import functools
 import io
 import random
+import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from functools import singledispatch
 from pathlib import PurePath
@@ -36,9 +38,6 @@ SKIPPED_ATTRIBUTES = frozenset(
 CONSTANTS = (
     types.ModuleType,
     types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    functools.partial,
     type(functools.lru_cache(None)(len)),
     np.ufunc,
     type,
@@ -53,6 +52,9 @@ CONSTANTS = (
     RemovableHandle,
     gym.envs.registration.EnvSpec,
 )
+# Of pygame: what shows and plays a game
+PYGAME_CONSTANTS = frozenset({"Surface", "Clock", "Font", "Sound"})
+METHODS = (types.MethodType, types.BuiltinMethodType)
 PLAIN_DICTS = (dict, OrderedDict)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 # Classes of objects whose number does not change during a training
@@ -86,11 +88,28 @@ def kind_of(obj: Any) -> str:
     return f"{type(obj).__module__}.{type(obj).__qualname__}"
 
 
+def find_class(kind: str) -> Any:
+    """
+    :param kind: Result of ``kind_of``
+    :return: the class, if its module has been imported and has it under its name; otherwise None
+    """
+    names = kind.split(".")
+    for end in range(len(names) - 1, 0, -1):
+        found: Any = sys.modules.get(".".join(names[:end]))
+        if found is not None:
+            for name in names[end:]:
+                found = getattr(found, name, None)
+            return found
+    return None
+
+
 def is_plain(value: Any) -> bool:
     """
     :param value: Any object
-    :return: Whether it consists only of numbers, strings, arrays, tensors and containers of these
+    :return: Whether it consists only of numbers, strings, members of enums, arrays, tensors and containers of these
     """
+    if isinstance(value, enum.Enum):
+        return find_class(kind_of(value)) is type(value)
     if isinstance(value, np.generic) or type(value) is np.ndarray:
         return not value.dtype.hasobject and value.dtype.names is None
     if isinstance(value, list | tuple | deque | set | frozenset):
@@ -188,12 +207,16 @@ def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     """
     # The attributes of a container, if any, are not its content
     if has_hidden_state(obj) or isinstance(obj, dict | list | tuple | set | deque):
-        raise StateError(
-            f"The state of {name} ({kind_of(obj)}) cannot be taken, so this training could not be resumed exactly. "
-            "Wrap an environment in `sb3_qac.common.wrappers.EpisodeReplay`. Elsewhere use numbers, arrays or random "
-            "generators, or register functions for the class with `sb3_qac.resume.state.get_values` and `set_values`."
-        )
+        raise _cannot_be_taken(obj, name)
     return get_attributes(obj, name, seen)
+
+
+def _cannot_be_taken(obj: Any, name: str) -> StateError:
+    return StateError(
+        f"The state of {name} ({kind_of(obj)}) cannot be taken, so this training could not be resumed exactly. "
+        "Wrap an environment in `sb3_qac.common.wrappers.EpisodeReplay`. Elsewhere use numbers, arrays or random "
+        "generators, or register functions for the class with `sb3_qac.resume.state.get_values` and `set_values`."
+    )
 
 
 class _OnlyAttributes:
@@ -205,7 +228,8 @@ def has_hidden_state(obj: Any) -> bool:
     :param obj: Any object
     :return: Whether something of it is not in its attributes, but in memory of a class in C or in slots
     """
-    if not hasattr(obj, "__dict__"):
+    # The attributes of a library in C are its address, which is another one in the next process
+    if not hasattr(obj, "__dict__") or isinstance(obj, ctypes.CDLL):
         return True
     kind = type(obj)
     slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
@@ -226,13 +250,10 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] 
     """
     values, plain = {}, get_plain_attributes(obj)
     for key, value in vars(obj).items():
-        if key in skipped or is_constant(value) or _is_seen(value, seen):
+        if key in skipped or is_constant(value, seen) or _is_seen(value, seen):
             continue
         if key in plain:
             values[key] = plain[key]
-        elif isinstance(value, enum.Enum):
-            # Several attributes may share one member
-            values[key] = ObjectState(kind_of(value), {"member": value.value if isinstance(value, enum.Flag) else value.name})
         elif _is_built_once(value):
             states = {part: _state_of(item, f"{name}.{key}[{part!r}]", seen) for part, item in _by_key(value).items()}
             values[key] = states if isinstance(value, dict) else list(states.values())
@@ -251,15 +272,41 @@ def _is_seen(value: Any, seen: set[int]) -> bool:
     return id(value) in seen or (isinstance(value, list | tuple) and bool(value) and all(id(item) in seen for item in value))
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: Any, seen: set[int]) -> bool:
     """
     :param value: Value of an attribute
-    :return: Whether it is no state: code, a file, a description
+    :param seen: Identities of objects whose state is already taken
+    :return: Whether it is no further state: code, a file, a description
     """
     if isinstance(value, dict | list | tuple) and value and not is_plain(value):
-        items = value.values() if isinstance(value, dict) else value
-        return all(is_constant(item) or isinstance(item, enum.Enum) for item in items)
-    return isinstance(value, CONSTANTS) or type(value).__module__.partition(".")[0] in ("pygame", "logging")
+        return all(is_constant(item, seen) for item in (value.values() if isinstance(value, dict) else value))
+    if isinstance(value, functools.partial):
+        used = (value.func, *value.args, *value.keywords.values())
+        return all(is_plain(item) or id(item) in seen or is_constant(item, seen) for item in used)
+    if isinstance(value, METHODS):
+        # Functions of modules have one too
+        return id(value.__self__) in seen or value.__self__ is None or is_constant(value.__self__, seen)
+    package = type(value).__module__.partition(".")[0]
+    return (
+        isinstance(value, CONSTANTS)
+        or package == "logging"
+        or (package == "pygame" and type(value).__name__ in PYGAME_CONSTANTS)
+    )
+
+
+def objects_in(state: Any, name: str) -> Iterator[tuple[str, str]]:
+    """
+    :param state: Result of ``get_state``
+    :param name: What to call it
+    :return: the place and the class of each object in it that must exist before its state can be set again
+    """
+    # A missing random generator is made
+    if isinstance(state, ObjectState) and state.kind != "numpy.random._generator.Generator":
+        yield name, state.kind
+        for key, value in state.values.items():
+            yield from objects_in(value, f"{name}.{key}")
+    for key, value in _by_key(state).items():
+        yield from objects_in(value, f"{name}[{key!r}]")
 
 
 @singledispatch
@@ -275,6 +322,7 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
     for key, value in values.items():
         current, path = vars(obj).get(key), f"{name}.{key}"
         if isinstance(value, ObjectState) and isinstance(current, enum.Enum) and value.kind == kind_of(current):
+            # From a checkpoint of version 2
             member, kind = value.values["member"], type(current)
             vars(obj)[key] = kind(member) if isinstance(current, enum.Flag) else kind[member]
         elif isinstance(value, ObjectState):
@@ -296,19 +344,38 @@ def _by_key(value: Any) -> dict[Any, Any]:
     return dict(value) if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list | tuple) else {}
 
 
+@get_values.register(types.MethodType)
+@get_values.register(types.BuiltinMethodType)
+def _(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
+    """A method has the state of its object. That of a list or dictionary would not be the one that is restored elsewhere."""
+    if is_plain(obj.__self__):
+        raise _cannot_be_taken(obj, name)
+    return {"object": _state_of(obj.__self__, f"{name}.__self__", seen)}
+
+
+@set_values.register(types.MethodType)
+@set_values.register(types.BuiltinMethodType)
+def _(obj: Any, values: dict[str, Any], name: str) -> None:
+    set_state(obj.__self__, values["object"], f"{name}.__self__")
+
+
 @get_values.register
 def _(obj: np.random.Generator, name: str, seen: set[int]) -> dict[str, Any]:
-    return {"state": obj.bit_generator.state}
+    seeds: Any = obj.bit_generator.seed_seq
+    # From which `spawn` makes further generators
+    spawned = {"seeds": seeds.state} if getattr(seeds, "n_children_spawned", 0) else {}
+    return {"state": obj.bit_generator.state, **spawned}
 
 
 @set_values.register
 def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
-    kind = values["state"]["bit_generator"]
-    if kind != obj.bit_generator.state["bit_generator"]:
-        raise StateError(
-            f"{name} is a {obj.bit_generator.state['bit_generator']} generator, but its saved state is that of a {kind}."
-        )
-    obj.bit_generator.state = values["state"]
+    bit_generator: Any = obj.bit_generator
+    kind, here = values["state"]["bit_generator"], bit_generator.state["bit_generator"]
+    if kind != here:
+        raise StateError(f"{name} is a {here} generator, but its saved state is that of a {kind}.")
+    bit_generator.state = values["state"]
+    if "seeds" in values:
+        bit_generator.__setstate__((values["state"], np.random.SeedSequence(**values["seeds"])))
 
 
 @get_values.register
