@@ -14,6 +14,7 @@ import sys
 import time
 import types
 import uuid
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -1033,6 +1034,8 @@ def test_only_an_unfinished_run_of_the_same_command_is_gone_on_with(tmp_path):
     run(1, command, False)
     run(2, [*command[:-1], "2"], False)
     run(3, command, True)
+    with zipfile.ZipFile(tmp_path / "CartPole-v1_3" / "CartPole-v1.zip", "w") as agent:
+        agent.writestr("data", "{}")
     (tmp_path / "CartPole-v1_4").mkdir()
     run(10, [*command, "--progress"], False)
     assert unfinished_run(tmp_path, "CartPole-v1", command).name == "CartPole-v1_10"

@@ -89,7 +89,8 @@ def _check_manager(exp_manager: ModuleType) -> None:
     parameters = inspect.signature(manager_class.__init__).parameters  # type: ignore[misc]
     for name in ("algo", "config"):
         _check_zoo(exp_manager, name in parameters, f"a parameter `{name}` of `ExperimentManager`")
-    _check_zoo(exp_manager, hasattr(manager_class, "create_log_folder"), "a method `create_log_folder` of `ExperimentManager`")
+    for name in ("read_hyperparameters", "create_log_folder"):
+        _check_zoo(exp_manager, hasattr(manager_class, name), f"a method `{name}` of `ExperimentManager`")
 
 
 def _register_presets(exp_manager: ModuleType) -> None:
