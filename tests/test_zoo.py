@@ -13,6 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import optuna
+import pandas
 import pytest
 import torch as th
 import yaml
@@ -152,6 +153,14 @@ def test_the_trials_of_an_optimisation_keep_no_checkpoints(tmp_path, rl_zoo):
     assert "Number of finished trials:  1" in printed and not list(tmp_path.rglob("checkpoints"))
     callbacks = ["a.Other", {"sb3_qac.common.callbacks.ExactCheckpointCallback": {"save_freq": 5}}, ExactCheckpointCallback()]
     assert without_checkpoints(callbacks) == ["a.Other"] and without_checkpoints(callbacks[1]) == []
+
+
+def test_an_optimisation_of_the_sampled_estimator_has_no_correction(tmp_path, rl_zoo):
+    trials = ["-optimize", "--n-trials", 5, "--sampler", "random", "--n-evaluations", 1, "--no-optim-plots"]
+    sampled = ["-params", "policy_gradient:'sampled'", "n_envs:1"]
+    rl_zoo("train", *ARGUMENTS, "-n", 100, "--eval-episodes", 1, "--seed", 0, *trials, *sampled, cwd=tmp_path)
+    (report,) = (tmp_path / "logs" / "qa2c").glob("*.csv")
+    assert pandas.read_csv(report)["params_beta"].tolist() == [0.0] * 5
 
 
 def test_another_plugin_does_not_prevent_the_registration(monkeypatch):
