@@ -541,6 +541,12 @@ def test_a_missing_folder_is_asked_for():
         make_model(QA2C).learn(100, ExactCheckpointCallback())
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file/checkpoints cannot be made a folder .*Name another one"):
+        make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path / "file" / "checkpoints"))
+
+
 def test_two_processes_do_not_share_a_folder(tmp_path):
     program = """
 import sys, filelock

@@ -520,6 +520,17 @@ def test_misspelt_environment_is_answered_with_the_closest(tmp_path, rl_zoo):
         rl_zoo("train", "--algo", "qa2c", "--env", "PongNoFramskip-v4", cwd=tmp_path)
 
 
+def test_missing_presets_for_atari_games_are_named(tmp_path, rl_zoo):
+    with pytest.raises(ValueError, match=r"reinforce-PongNoFrameskip-v4 in .*reinforce.yml.*`atari`.*--conf-file"):
+        rl_zoo("train", "--algo", "reinforce", "--env", "PongNoFrameskip-v4", cwd=tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, rl_zoo):
+    (tmp_path / "logs").touch()
+    with pytest.raises(ValueError, match=r"^logs/qa2c/CartPole-v1_1/CartPole-v1 cannot be made a folder .*Name another one"):
+        rl_zoo("train", *ARGUMENTS, "-n", 100, "--eval-freq", -1, cwd=tmp_path)
+
+
 def test_cartpole_through_the_zoo_is_solved_within_80_000_steps(tmp_path, rl_zoo, monkeypatch):
     """The preset, on one fixed seed; 475 is gymnasium's mark of solved, an untrained policy gets some 20."""
 

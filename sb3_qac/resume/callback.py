@@ -24,7 +24,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_integer, check_number
-from sb3_qac.common.files import write_atomically
+from sb3_qac.common.files import make_folder, write_atomically
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
 from sb3_qac.resume.identity import check_same_number, check_same_training
@@ -432,8 +432,7 @@ class ExactCheckpointCallback(BaseCallback):
         evaluation._on_step = evaluate_apart  # type: ignore[method-assign]
 
     def _take_folder(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(folder / "lock", is_singleton=True)
+        self._lock = FileLock(make_folder(folder) / "lock", is_singleton=True)
         try:
             self._lock.acquire(blocking=False)
         except Timeout:

@@ -16,7 +16,7 @@ import yaml
 from filelock import FileLock, Timeout
 from stable_baselines3.common.utils import set_random_seed
 
-from sb3_qac.common.files import read_json
+from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.wandb import active_wandb_run, wandb_run_id
 
@@ -117,6 +117,8 @@ def resume_exactly(exp_manager: ModuleType) -> None:
             if "wandb" in sys.modules:
                 # The callback logs every row itself, so that no row is lost or logged twice
                 sys.modules["wandb"].tensorboard.unpatch()
+        # RL Zoo's method does not say what to do if that fails
+        make_folder(Path(self.params_path))
         create_log_folder(self)
 
     manager_class.read_hyperparameters = read_and_keep_hyperparameters
