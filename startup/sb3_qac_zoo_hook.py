@@ -57,11 +57,15 @@ def register(module):
         import warnings
 
         sys.meta_path.remove(ZooFinder)
-        warnings.warn(
-            f"sb3_qac could not register its algorithms in {module.__name__} ({type(error).__name__}: {error}). "
-            "`python -m sb3_qac doctor` looks for the cause; SB3_QAC_ZOO_HOOK=0 in the environment switches this off.",
-            stacklevel=2,
-        )
+        try:
+            warnings.warn(
+                f"sb3_qac could not register its algorithms in {module.__name__} ({type(error).__name__}: {error}). "
+                "`python -m sb3_qac doctor` looks for the cause; SB3_QAC_ZOO_HOOK=0 in the environment switches this off.",
+                stacklevel=2,
+            )
+        except UserWarning as warning:
+            # With `python -W error`, which must not keep RL Zoo from being imported
+            print(warning, file=sys.stderr)
 
 
 def install():

@@ -66,10 +66,11 @@ def test_import_of_the_hook_loads_no_further_module():
     assert result.stdout.strip() in ("['sb3_qac_zoo_hook']", "[]")
 
 
+@pytest.mark.parametrize("flags", [(), ("-W", "error")])
 @pytest.mark.parametrize("fault", ["raise RuntimeError('broken')", "import no_such_module", "def register_in(module): 1 / 0"])
-def test_a_broken_plugin_warns_and_leaves_rl_zoo_working(folder, fault):
+def test_a_broken_plugin_warns_and_leaves_rl_zoo_working(folder, fault, flags):
     write_plugin(folder, fault)
-    result = run("hook.install(); import rl_zoo3; print(rl_zoo3.utils.ALGOS)", folder)
+    result = run("hook.install(); import rl_zoo3; print(rl_zoo3.utils.ALGOS)", folder, *flags)
     assert result.returncode == 0
     assert result.stdout.strip() == "{}"
     assert "sb3_qac doctor" in result.stderr and "SB3_QAC_ZOO_HOOK=0" in result.stderr

@@ -14,6 +14,7 @@ import sys
 import time
 import types
 import uuid
+import zipfile
 from pathlib import Path
 
 import gymnasium as gym
@@ -651,6 +652,12 @@ def test_a_missing_folder_is_asked_for():
         make_model(QA2C).learn(100, ExactCheckpointCallback())
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file/checkpoints cannot be made a folder .*Name another one"):
+        make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path / "file" / "checkpoints"))
+
+
 def test_two_processes_do_not_share_a_folder(tmp_path):
     program = """
 import sys, filelock
@@ -1144,6 +1151,8 @@ def test_only_an_unfinished_run_of_the_same_command_is_gone_on_with(tmp_path):
     run(1, command, False)
     run(2, [*command[:-1], "2"], False)
     run(3, command, True)
+    with zipfile.ZipFile(tmp_path / "CartPole-v1_3" / "CartPole-v1.zip", "w") as agent:
+        agent.writestr("data", "{}")
     (tmp_path / "CartPole-v1_4").mkdir()
     run(10, [*command, "--progress"], False)
     assert unfinished_run(tmp_path, "CartPole-v1", command).name == "CartPole-v1_10"

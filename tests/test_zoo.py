@@ -13,7 +13,9 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import optuna
+import pandas
 import pytest
+import torch as th
 import yaml
 from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 
@@ -153,12 +155,23 @@ def test_the_trials_of_an_optimisation_keep_no_checkpoints(tmp_path, rl_zoo):
     assert without_checkpoints(callbacks) == ["a.Other"] and without_checkpoints(callbacks[1]) == []
 
 
+def test_an_optimisation_of_the_sampled_estimator_has_no_correction(tmp_path, rl_zoo):
+    trials = ["-optimize", "--n-trials", 5, "--sampler", "random", "--n-evaluations", 1, "--no-optim-plots"]
+    sampled = ["-params", "policy_gradient:'sampled'", "n_envs:1"]
+    rl_zoo("train", *ARGUMENTS, "-n", 100, "--eval-episodes", 1, "--seed", 0, *trials, *sampled, cwd=tmp_path)
+    (report,) = (tmp_path / "logs" / "qa2c").glob("*.csv")
+    assert pandas.read_csv(report)["params_beta"].tolist() == [0.0] * 5
+
+
 def test_another_plugin_does_not_prevent_the_registration(monkeypatch):
     """Two wrap the same method with `functools.wraps`, in either order."""
 
     class ExperimentManager:
         def __init__(self, args, algo, env_id, log_folder, config=None):
             self.config = config
+
+        def read_hyperparameters(self):
+            pass
 
         def create_log_folder(self):
             pass
@@ -176,6 +189,81 @@ def test_another_plugin_does_not_prevent_the_registration(monkeypatch):
     plugin()
     zoo.register_in(module)
     assert ExperimentManager.__init__.__wrapped__ is registered
+
+
+CHECKPOINTS = "sb3_qac.common.callbacks.ExactCheckpointCallback"
+
+
+def write_config(folder, learning_rate):
+    entry = {**PRESETS["CartPole-v1"], "learning_rate": learning_rate, "n_timesteps": 400, "callback": CHECKPOINTS}
+    (folder / "config.yml").write_text(yaml.dump({"CartPole-v1": entry}))
+
+
+def train_from_config(rl_zoo, folder):
+    return rl_zoo("train", *ARGUMENTS, "--conf-file", "config.yml", "--eval-freq", -1, cwd=folder)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def unfinished(tmp_path, rl_zoo, monkeypatch):
+    """Folder of a run that an error stopped; its command read a file that has been edited since."""
+    write_config(tmp_path, 1e-3)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(QA2C, "train", lambda self: 1 / 0)
+        train_from_config(rl_zoo, tmp_path)
+    write_config(tmp_path, 2e-3)
+    return tmp_path / "logs" / "qa2c" / "CartPole-v1_1"
+
+
+def test_a_command_with_other_hyperparameters_starts_a_new_run(unfinished, tmp_path, rl_zoo):
+    before = contents(unfinished)
+    assert "The hyperparameters are not those of the unfinished run" in train_from_config(rl_zoo, tmp_path)
+    assert contents(unfinished) == before
+    assert QA2C.load(unfinished.with_name("CartPole-v1_2") / "CartPole-v1.zip").lr_schedule(1) == 2e-3
+
+    write_config(tmp_path, 1e-3)
+    assert "Resuming from step 0" in train_from_config(rl_zoo, tmp_path)
+    assert QA2C.load(unfinished / "CartPole-v1.zip").lr_schedule(1) == 1e-3
+
+
+def test_other_hyperparameters_are_refused_where_the_run_of_wandb_has_been_resumed(unfinished, tmp_path, rl_zoo, monkeypatch):
+    path = unfinished / "checkpoints" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "wandb": {"id": "run-that-was"}}))
+    before = contents(tmp_path)
+    monkeypatch.setattr("sb3_qac.zoo.resume.active_wandb_run", lambda: types.SimpleNamespace(id="run-that-was"))
+    with pytest.raises(ValueError, match=r"CartPole-v1_1.*config.yml.*--track.*--log-folder"):
+        train_from_config(rl_zoo, tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_hyperparameters_from_python_with_a_callback_in_them_are_recognised(tmp_path, rl_zoo, monkeypatch):
+    write_config(tmp_path, 1e-3)
+    (tmp_path / "config.py").write_text(
+        f"import pathlib, yaml\nfrom {CHECKPOINTS.rpartition('.')[0]} import ExactCheckpointCallback\n"
+        "hyperparams = yaml.safe_load(pathlib.Path('config.yml').read_text())\n"
+        "hyperparams['CartPole-v1'].update(callback=ExactCheckpointCallback(), normalize={'norm_reward': False}, gamma=0.9)\n"
+    )
+    command = ("train", *ARGUMENTS, "--conf-file", "config.py", "--eval-freq", -1)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(QA2C, "train", lambda self: 1 / 0)
+        rl_zoo(*command, cwd=tmp_path)
+    assert "Resuming from step 0" in rl_zoo(*command, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-100])])
+def test_a_run_that_was_killed_before_its_agent_was_saved_is_unfinished(damage, tmp_path, rl_zoo):
+    write_config(tmp_path, 1e-3)
+    train_from_config(rl_zoo, tmp_path)
+    agent = tmp_path / "logs" / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip"
+    trained = QA2C.load(agent).get_parameters()["policy"]
+    damage(agent)
+    assert "Resuming from step 400" in train_from_config(rl_zoo, tmp_path)
+    saved = QA2C.load(agent)
+    assert saved.num_timesteps == 400 and all(map(th.equal, saved.policy.state_dict().values(), trained.values()))
+    assert "CartPole-v1_2" in train_from_config(rl_zoo, tmp_path)
 
 
 @pytest.mark.slow
@@ -301,6 +389,8 @@ def fake_zoo():
     class ExperimentManager:
         def __init__(self, args, algo, config=None): ...
 
+        def read_hyperparameters(self): ...
+
         def create_log_folder(self): ...
 
     modules = {name: types.ModuleType(name) for name in REGISTRATIONS}
@@ -328,6 +418,7 @@ def fake_zoo():
             lambda module: setattr(module.ExperimentManager, "__init__", lambda self, args, algo: None),
             "a parameter `config`",
         ),
+        ("exp_manager", lambda module: delattr(module.ExperimentManager, "read_hyperparameters"), "`read_hyperparameters`"),
         ("exp_manager", lambda module: delattr(module.ExperimentManager, "create_log_folder"), "`create_log_folder`"),
     ],
 )
@@ -427,6 +518,17 @@ def test_samples_of_the_search_space_are_arguments_of_the_algorithm():
 def test_misspelt_environment_is_answered_with_the_closest(tmp_path, rl_zoo):
     with pytest.raises(ValueError, match=r"PongNoFramskip-v4 not found.* PongNoFrameskip-v4"):
         rl_zoo("train", "--algo", "qa2c", "--env", "PongNoFramskip-v4", cwd=tmp_path)
+
+
+def test_missing_presets_for_atari_games_are_named(tmp_path, rl_zoo):
+    with pytest.raises(ValueError, match=r"reinforce-PongNoFrameskip-v4 in .*reinforce.yml.*`atari`.*--conf-file"):
+        rl_zoo("train", "--algo", "reinforce", "--env", "PongNoFrameskip-v4", cwd=tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, rl_zoo):
+    (tmp_path / "logs").touch()
+    with pytest.raises(ValueError, match=r"^logs/qa2c/CartPole-v1_1/CartPole-v1 cannot be made a folder .*Name another one"):
+        rl_zoo("train", *ARGUMENTS, "-n", 100, "--eval-freq", -1, cwd=tmp_path)
 
 
 def test_cartpole_through_the_zoo_is_solved_within_80_000_steps(tmp_path, rl_zoo, monkeypatch):

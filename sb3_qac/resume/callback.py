@@ -74,6 +74,8 @@ class ExactCheckpointCallback(BaseCallback):
         self.folder = None if folder is None else Path(folder)
         self.save_freq = save_freq
         self.keep = keep
+        # RL Zoo's, as YAML: a command that is run again resumes a run with the same ones only
+        self.hyperparams: str | None = None
         self.iteration = 0
         self._log_interval_callback = LogIntervalCallback(self)
         self._saved_at = -1
@@ -480,6 +482,7 @@ class ExactCheckpointCallback(BaseCallback):
         assert self.folder is not None
         content = {
             "command": sys.argv,
+            "hyperparams": self.hyperparams,
             "finished": finished,
             "seed": self.model.seed,
             "num_timesteps": self.model.num_timesteps,

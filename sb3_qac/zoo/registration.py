@@ -89,7 +89,8 @@ def _check_manager(exp_manager: ModuleType) -> None:
     parameters = inspect.signature(manager_class.__init__).parameters  # type: ignore[misc]
     for name in ("algo", "config"):
         _check_zoo(exp_manager, name in parameters, f"a parameter `{name}` of `ExperimentManager`")
-    _check_zoo(exp_manager, hasattr(manager_class, "create_log_folder"), "a method `create_log_folder` of `ExperimentManager`")
+    for name in ("read_hyperparameters", "create_log_folder"):
+        _check_zoo(exp_manager, hasattr(manager_class, name), f"a method `{name}` of `ExperimentManager`")
 
 
 def _register_presets(exp_manager: ModuleType) -> None:
@@ -110,6 +111,25 @@ def _register_presets(exp_manager: ModuleType) -> None:
     exp_manager.ExperimentManager.__init__ = init_with_presets
 
 
+def _name_missing_presets(exp_manager: ModuleType) -> None:
+    """RL Zoo says so if a file has no entry for an environment, except for an Atari game, where it ends in a ``KeyError``."""
+    read_hyperparameters = exp_manager.ExperimentManager.read_hyperparameters
+
+    @functools.wraps(read_hyperparameters)
+    def read_hyperparameters_or_say_what_is_missing(self: Any) -> Any:
+        try:
+            return read_hyperparameters(self)
+        except KeyError as error:
+            if error.args != ("atari",):
+                raise
+        raise ValueError(
+            f"Hyperparameters not found for {self.algo}-{self.env_name.gym_id} in {self.config}: it has no entry of that name "
+            "and none for all Atari games, `atari`. Give a file that has one: `--conf-file FILE`."
+        )
+
+    exp_manager.ExperimentManager.read_hyperparameters = read_hyperparameters_or_say_what_is_missing
+
+
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     _check_manager(exp_manager)
     # A mark that outer wrappers keep: those of other plugins are made with `functools.wraps` too
@@ -118,6 +138,7 @@ def _register_in_exp_manager(exp_manager: ModuleType) -> None:
         vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN, SharedMlp=SharedMlp)
         register_minatar_envs()
         _register_presets(exp_manager)
+        _name_missing_presets(exp_manager)
         resume_exactly(exp_manager)
     resume_wandb(exp_manager)
 

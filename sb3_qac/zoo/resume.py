@@ -6,26 +6,29 @@ import json
 import os
 import re
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 from stable_baselines3.common.utils import set_random_seed
 
-from sb3_qac.common.files import read_json
+from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.wandb import active_wandb_run, wandb_run_id
 
 
-def unfinished_run(log_path: Path, env_name: str, command: Sequence[str]) -> Path | None:
+def unfinished_run(log_path: Path, env_name: str, command: Sequence[str], hyperparams: str | None = None) -> Path | None:
     """
     :param log_path: Folder with the runs of an algorithm
     :param env_name: Name of the environment, as RL Zoo writes it
     :param command: Command line
-    :return: Folder of the newest run that the same command started, keeps exact checkpoints, is not finished, and is not used
-        by any process; None if there is none
+    :param hyperparams: Hyperparameters, as YAML; None for any
+    :return: Folder of the newest run that the same command started with these hyperparameters, keeps exact checkpoints, is not
+        finished, and is not used by any process; None if there is none
     """
     # With `--uuid`, RL Zoo appends one to the number, which is then 1 for all
     name = re.compile(rf"{re.escape(env_name)}_(\d+)(_[0-9a-f-]{{36}})?")
@@ -35,13 +38,30 @@ def unfinished_run(log_path: Path, env_name: str, command: Sequence[str]) -> Pat
             known = json.loads((run / "checkpoints" / "run.json").read_text())
         except (OSError, ValueError):
             continue
-        if not known["finished"] and _what_is_run(known["command"]) == _what_is_run(command):
+        finished = known["finished"] and _has_agent(run, env_name)
+        # Runs of earlier versions of this package have none
+        same = hyperparams is None or known.get("hyperparams", hyperparams) == hyperparams
+        if not finished and same and _what_is_run(known["command"]) == _what_is_run(command):
             try:
                 with FileLock(run / "checkpoints" / "lock", blocking=False):
                     return run
             except Timeout:
                 continue
     return None
+
+
+def _has_agent(run: Path, env_name: str) -> bool:
+    """
+    :param run: Folder of a run
+    :param env_name: Name of the environment, as RL Zoo writes it
+    :return: Whether RL Zoo has saved the trained agent, which it does after the training has ended; a kill may come before
+    """
+    try:
+        with zipfile.ZipFile(run / f"{env_name}.zip") as agent:
+            # Without this entry it was cut short, and ends with one of the zip files of PyTorch inside it
+            return "data" in agent.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def _what_is_run(command: Sequence[str]) -> list[str]:
@@ -62,10 +82,19 @@ def _what_is_run(command: Sequence[str]) -> list[str]:
 def resume_exactly(exp_manager: ModuleType) -> None:
     """
     With an ``ExactCheckpointCallback`` among the hyperparameters, a command that is run again resumes its unfinished run, in
-    the same folder, with the same seed and in the same run of Weights & Biases.
+    the same folder, with the same seed and in the same run of Weights & Biases. With other hyperparameters, such as those of a
+    file that was edited, it starts a new run.
     """
     manager_class = exp_manager.ExperimentManager
-    create_log_folder = manager_class.create_log_folder
+    read_hyperparameters, create_log_folder = manager_class.read_hyperparameters, manager_class.create_log_folder
+
+    @functools.wraps(read_hyperparameters)
+    def read_and_keep_hyperparameters(self: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        hyperparams, saved_hyperparams = read_hyperparameters(self)
+        if "callback" in saved_hyperparams:
+            # Text, because RL Zoo changes some of the values later
+            self.hyperparams_as_read = yaml.dump(dict(saved_hyperparams))
+        return hyperparams, saved_hyperparams
 
     @functools.wraps(create_log_folder)
     def create_or_find_log_folder(self: Any) -> None:
@@ -74,7 +103,12 @@ def resume_exactly(exp_manager: ModuleType) -> None:
             # A trial has no folder of its own
             self.specified_callbacks = without_checkpoints(self.specified_callbacks)
         elif callback is not None:
-            run = unfinished_run(Path(self.log_path), str(self.env_name), sys.argv)
+            callback.hyperparams = self.hyperparams_as_read
+            log_path, env_name = Path(self.log_path), str(self.env_name)
+            run = unfinished_run(log_path, env_name, sys.argv, callback.hyperparams)
+            with_any_hyperparams = unfinished_run(log_path, env_name, sys.argv)
+            if with_any_hyperparams is not None and with_any_hyperparams != run:
+                _leave(with_any_hyperparams, env_name)
             if run is not None:
                 self.save_path = str(run)
                 self.params_path = f"{run}/{self.env_name}"
@@ -83,8 +117,11 @@ def resume_exactly(exp_manager: ModuleType) -> None:
             if "wandb" in sys.modules:
                 # The callback logs every row itself, so that no row is lost or logged twice
                 sys.modules["wandb"].tensorboard.unpatch()
+        # RL Zoo's method does not say what to do if that fails
+        make_folder(Path(self.params_path))
         create_log_folder(self)
 
+    manager_class.read_hyperparameters = read_and_keep_hyperparameters
     manager_class.create_log_folder = create_or_find_log_folder
 
 
@@ -97,6 +134,22 @@ def without_checkpoints(specified: Any) -> list[Any]:
     callbacks = specified if isinstance(specified, list) else [specified]
     name = ExactCheckpointCallback.__name__
     return [each for each in callbacks if not isinstance(each, ExactCheckpointCallback) and name not in str(each)]
+
+
+def _leave(run: Path, env_name: str) -> None:
+    """
+    :param run: Folder of an unfinished run of the same command, with other hyperparameters
+    :param env_name: Name of the environment, as RL Zoo writes it
+    :raises ValueError: if its run of Weights & Biases is resumed already, which RL Zoo does before it reads hyperparameters
+    """
+    reason = f"The hyperparameters are not those of the unfinished run in {run}, which are in {run / env_name / 'config.yml'}."
+    wandb_run = active_wandb_run()
+    if wandb_run is not None and wandb_run.id == wandb_run_id(run / "checkpoints"):
+        raise ValueError(
+            f"{reason} But `--track` has resumed its run of Weights & Biases already. Restore those hyperparameters to resume "
+            "the training. For a new run, give another `--log-folder`, or move that folder away."
+        )
+    print(f"{reason} It is not resumed.")
 
 
 def _take_seed_of(run: Path, manager: Any) -> None:

@@ -25,7 +25,9 @@ def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     trial.suggest_float("vf_coef", 0.1, 1, log=True)
     trial.suggest_float("ent_coef", 1e-5, 0.1, log=True)
     trial.suggest_float("max_grad_norm", 0.3, 5, log=True)
-    trial.suggest_categorical("beta", [0.0, 0.5, 1.0])
+    # RL Zoo keeps the preset in the study, as text. `beta` corrects the all-action estimator only
+    sampled = trial.study.user_attrs.get("policy_gradient") == "sampled"
+    trial.suggest_categorical("beta", [0.0] if sampled else [0.0, 0.5, 1.0])
 
     hyperparams = convert_qa2c_params(trial.params)
     # Display true values
