@@ -365,6 +365,15 @@ def test_a_file_is_no_folder_for_the_output(command, live, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("command", ["pack", "report"])
+def test_a_folder_that_cannot_be_written_is_no_output(command, live, tmp_path, monkeypatch):
+    # Root may write everywhere
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(SystemExit, match=rf"^{command}: No file can be written into .*out, because of its permissions"):
+        main([command, str(live), "--output", str(tmp_path / "out")])
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_a_part_that_is_not_in_the_data_is_refused(packed):
     with pytest.raises(ValueError, match=r"There is no run of a study in .*cartpole/other"):
         load_study(packed / "other")

@@ -90,6 +90,21 @@ def test_ppos_policy_loss_is_drawn_as_that_of_the_others(tmp_path):
     assert record.curves["train/policy_loss"].to_dict() == {100: -0.25}
 
 
+def test_a_study_can_be_read_where_its_curves_cannot_be_kept(tmp_path, monkeypatch):
+    run = write_run(tmp_path, "a2c", 0, [[1, 2]], curves=False)
+    writer = TensorBoardOutputFormat(str(run / "tensorboard" / "A2C_1"))
+    writer.write({"rollout/ep_rew_mean": 1 / 3}, {"rollout/ep_rew_mean": ()}, step=100)
+    writer.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("sb3_qac.study.loading.write_atomically", Mock(side_effect=PermissionError))
+        read = load_study(tmp_path)["Game-v0"]["a2c"][0].curves
+    assert not (run / "curves.csv").exists()
+    # The same digits as where they can be kept
+    kept = load_study(tmp_path)["Game-v0"]["a2c"][0].curves
+    assert (run / "curves.csv").is_file()
+    assert {tag: curve.to_dict() for tag, curve in read.items()} == {tag: curve.to_dict() for tag, curve in kept.items()}
+
+
 def test_the_curves_are_those_of_the_last_attempt(tmp_path):
     """An algorithm that cannot be resumed begins again in a new folder. The tenth comes after the ninth."""
     run = write_run(tmp_path, "dqn", 0, [[1, 2]], curves=False)
