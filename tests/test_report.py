@@ -463,6 +463,18 @@ def test_every_number_of_the_analysis_is_computed(study):
     assert "## Analysis" in report and "| 1,000 | sampled, baseline |" in report
 
 
+def test_a_cosine_beyond_one_is_explained(study):
+    """It is a ratio of unbiased estimates."""
+    point = diagnosis(1000, 3e-7, 9.0, 1.0, 1.0, 30.0, 0.5)
+    explained = {}
+    for cosine in (-1.0, -1.01, None):
+        point["estimators"]["sampled, return - V~ (A2C's weight)"]["cosine"] = cosine
+        (study / "task1_seed-0" / "diagnosis.json").write_text(json.dumps([point]))
+        text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
+        explained[cosine] = "It is an estimate, and can be slightly beyond -1 or 1." in text
+    assert explained == {-1.0: False, -1.01: True, None: False}
+
+
 def test_a_policy_without_variance_is_left_out_of_the_ratios(study):
     """One that has collapsed to one action."""
     write_run(study, "task2", 0, [[1, 1], [18, 18]])

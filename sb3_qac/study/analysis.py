@@ -281,6 +281,8 @@ def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
             "The cosine between the two expected gradients is 1 if the critic is right. Here it is "
             f"{_resolved(weight, 'cosine', 0.25)}."
         )
+        if any(abs(x["cosine"] or 0) > 1 for x in weight):
+            yield "It is an estimate, and can be slightly beyond -1 or 1."
         yield (
             "Where the critic predicts a difference of 1 between actions, the returns that followed differ by "
             f"{_resolved([x['critic'] for x in points], 'slope', 0.5)}."

@@ -427,9 +427,9 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
             "",
             "Measured on rollouts of the network at that point, without learning. First table: squared norm of the expected "
             "gradient of the actor's loss, trace of its covariance over rollouts, their ratio, cosine to the all-action "
-            "gradient, mean relative distance to it on the same rollout, milliseconds for one gradient. Second table: the "
-            "critic against the discounted returns G that followed. Standard errors are over blocks of rollouts and over "
-            "environments."
+            "gradient (an estimate without the noise, so it can be slightly beyond -1 or 1), mean relative distance to it on "
+            "the same rollout, milliseconds for one gradient. Second table: the critic against the discounted returns G that "
+            "followed. Standard errors are over blocks of rollouts and over environments."
             + (PLAYED if any("branches" in point for record in diagnosed for point in record.diagnosis) else ""),
             "",
         ]
