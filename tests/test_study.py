@@ -137,6 +137,10 @@ def test_a_long_table_shows_what_is_under_way(tmp_path):
             "no algorithm task3. There are .* all-action, all-action-baseline, beta-loo, .*a2c",
         ),
         (("pong", ["task1"], [0], "missing.yml"), "no file missing.yml"),
+        (
+            ("classic", ["qppo", "qppo-layer-norm"], [0]),
+            "qppo-layer-norm has a network for MinAtar, so .* one of MinAtar/.*, but CartPole-v1 was given",
+        ),
     ],
 )
 def test_what_there_is_not_is_refused(arguments, message, tmp_path):
@@ -931,6 +935,8 @@ def test_after_ctrl_c_runs_whose_preset_cannot_be_resumed_are_named(tmp_path, mo
         (["pong", "--steps", "-5"], "`steps`"),
         (["pong", "--seeds", "-1"], "`seeds` must be an integer, between 0 and 4294967295, but -1"),
         (["pong", "--ray", "nonsense"], "HOST:PORT"),
+        (["classic", "--dtype", "bfloat16"], "`dtype` is 'bfloat16', but CartPole-v1 is not an Atari game"),
+        (["pong", "--stock", "--dtype", "bfloat16"], "`--dtype` is 'bfloat16', but SB3's network"),
         (["ladder", "--algos", "trpo"], "no rung trpo. There are reinforce-episode"),
     ],
 )
