@@ -246,6 +246,16 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     assert content(tmp_path / "study") == {path: x for path, x in before.items() if path != config}
 
 
+def test_a_run_with_other_settings_that_another_process_has_just_begun_is_left_as_it_is(tmp_path):
+    """Both processes found an empty folder, and one waited for the other."""
+    (theirs,) = make_grid("cartpole", ["task1"], [0], tmp_path, **SMALL)
+    (ours,) = make_grid("cartpole", ["task1"], [0], tmp_path, **{**SMALL, "n_eval_episodes": 2})
+    assert train_run(theirs) is None
+    before = content(tmp_path)
+    assert "There is a run with other settings" in train_run(ours) and "`n_eval_episodes` is 2, and was 3" in train_run(ours)
+    assert content(tmp_path) == before
+
+
 def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path, monkeypatch):
     # After some that fail at once, joblib would give two trainings to one process, and none to the other
     monkeypatch.setattr(LokyBackend, "compute_batch_size", lambda self: pytest.fail("several runs together"))
