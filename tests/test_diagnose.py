@@ -19,7 +19,14 @@ from sb3_qac.common.returns import discounted_returns
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.state import get_state, set_state
 from sb3_qac.study import diagnose
-from sb3_qac.study.branching import Branches, horizon_of, judge_branches, play_all_actions, with_new_randomness
+from sb3_qac.study.branching import (
+    Branches,
+    horizon_of,
+    judge_branches,
+    play_all_actions,
+    set_with_new_randomness,
+    with_new_randomness,
+)
 from sb3_qac.study.diagnose import diagnose_model, diagnose_run, judge_critic, tables
 from sb3_qac.study.gradients import ESTIMATORS, GradientMoments, batch_of, estimators_of, gradient_of, scale_of
 from sb3_qac.study.grid import make_grid, run_study
@@ -308,6 +315,23 @@ def test_another_seed_gives_another_game():
         set_state(env, with_new_randomness(state, np.random.default_rng(seed)))
         shown.append([env.step([0, 0])[0] for _ in range(60)])
     assert not np.array_equal(*shown)
+
+
+def test_sticky_actions_of_the_emulator_are_the_same_in_a_repeat_and_others_in_the_next():
+    env = make_atari_env("ALE/Pong-v5", 2, seed=0)
+    env.reset()
+    for _ in range(15):
+        env.step([0, 0])
+    state, shown = get_state(env), []
+    up, down = 2, 3
+    for seed, before in (1, up), (1, down), (2, up):
+        # The action that the emulator would repeat is not part of a state
+        for _ in range(3):
+            env.step([before, before])
+        set_with_new_randomness(env, state, np.random.default_rng(seed))
+        shown.append(np.array([env.step([action, action])[0] for action in 10 * [up, down, 0]]))
+    np.testing.assert_array_equal(*shown[:2])
+    assert not np.array_equal(shown[0], shown[2])
 
 
 class Luck(gym.Env):

@@ -148,6 +148,7 @@ def test_a_study_can_be_packed_into_the_folder_where_the_command_runs(name, live
     assert len(load_everything(live)) == len(set(pd.read_csv("runs.csv", dtype=str, keep_default_na=False)["study"]))
     assert len(load_study(folder)) == 1
     # Without parts
+    Path("runs.csv").unlink()
     assert main(["pack", str(live / "part" / "Acrobot-v1"), "--output", "."]) == 0
     assert main(["pack", str(live / "part" / "Acrobot-v1"), "--output", ".", "--add"]) == 0
     assert [record.name for record in load_pack(folder)] == [record.name for record in load_pack(packed, "part")]
@@ -167,9 +168,24 @@ def test_runs_are_added_to_those_that_are_packed_already(live, packed, tmp_path)
         assert main(["pack", str(folder), "--output", str(output), "--add"]) == 0
     for name in FILES:
         assert (output / name).read_bytes() == (packed / name).read_bytes()
-    # Without the option the other runs are left out
-    assert main(["pack", str(there), "--output", str(output)]) == 0
-    assert set(pd.read_csv(output / "runs.csv")["run"]) < set(pd.read_csv(packed / "runs.csv")["run"])
+
+
+def test_packed_runs_that_the_study_does_not_have_are_not_dropped(live, packed, tmp_path):
+    output, study = shutil.copytree(packed, tmp_path / "cartpole"), tmp_path / "study"
+    shutil.copytree(live / "a2c_seed-0", study / "a2c_seed-0")
+    n_others = len(pd.read_csv(packed / "runs.csv")) - 1
+    others = "a2c_seed-1, part/Acrobot-v1/task1_seed-0, part/Acrobot-v1/task1_seed-1, ..."
+    message = f"{n_others} of the packed runs in .* would be lost, because .*: {others}. Give `--add` to keep them, or delete"
+    with pytest.raises(SystemExit, match=f"^pack: {message}"):
+        main(["pack", str(study), "--output", str(output)])
+    assert {name: (output / name).read_bytes() for name in FILES} == {name: (packed / name).read_bytes() for name in FILES}
+    (output / "runs.csv").write_text("a,b\n1,2\n")
+    for options in ([], ["--add"]):
+        with pytest.raises(SystemExit, match=r"^pack: .*runs.csv is damaged: .* or delete it to pack again\."):
+            main(["pack", str(study), "--output", str(output), *options])
+    (output / "runs.csv").unlink()
+    assert main(["pack", str(study), "--output", str(output)]) == 0
+    assert list(pd.read_csv(output / "runs.csv")["run"]) == ["a2c_seed-0"]
 
 
 def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_path):
@@ -205,7 +221,26 @@ def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhe
     before = {name: (output / name).read_bytes() for name in FILES}
     assert main(["pack", str(again), "--output", str(output), "--add"]) == 0
     assert {name: (output / name).read_bytes() for name in FILES} == before
-    assert f"a2c_seed-1 is unfinished in {again}: its finished run in {output} is kept." in capsys.readouterr().err
+    kept = f"its finished run in {output}, at 2,000 steps, is kept."
+    assert f"a2c_seed-1 is unfinished in {again}, at 0 steps: {kept}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_of_two_unfinished_runs_the_one_with_more_steps_stays(lost, live, tmp_path, capsys):
+    def pack(n_steps, *options):
+        status = study / "a2c_seed-1" / "status.json"
+        status.write_text(json.dumps({**json.loads(status.read_text()), "steps": n_steps, "finished": False}))
+        assert main(["pack", str(study), "--output", str(output), *options]) == 0
+        return list(pd.read_csv(output / "runs.csv")[["state", "steps"]].itertuples(index=False, name=None))
+
+    study, output = tmp_path / "study", tmp_path / "packed"
+    shutil.copytree(live / "a2c_seed-1", study / "a2c_seed-1")
+    state = "lost" if lost else "unfinished"
+    assert pack(1500, *(["--lost", "a2c_seed-1"] if lost else [])) == [(state, 1500)]
+    assert pack(400, "--add") == [(state, 1500)]
+    assert f"at 400 steps: its {state} run in {output}, at 1,500 steps, is kept." in capsys.readouterr().err
+    assert pack(1600, "--add") == [("unfinished", 1600)]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("n_written", range(3))
@@ -328,6 +363,15 @@ def test_a_file_is_no_folder_for_the_output(command, live, tmp_path):
     with pytest.raises(SystemExit, match=rf"^{command}: .*file cannot be made a folder \(File exists\). Name another one."):
         main([command, str(live), "--output", str(tmp_path / "file")])
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["pack", "report"])
+def test_a_folder_that_cannot_be_written_is_no_output(command, live, tmp_path, monkeypatch):
+    # Root may write everywhere
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(SystemExit, match=rf"^{command}: No file can be written into .*out, because of its permissions"):
+        main([command, str(live), "--output", str(tmp_path / "out")])
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_part_that_is_not_in_the_data_is_refused(packed):

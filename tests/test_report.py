@@ -90,6 +90,21 @@ def test_ppos_policy_loss_is_drawn_as_that_of_the_others(tmp_path):
     assert record.curves["train/policy_loss"].to_dict() == {100: -0.25}
 
 
+def test_a_study_can_be_read_where_its_curves_cannot_be_kept(tmp_path, monkeypatch):
+    run = write_run(tmp_path, "a2c", 0, [[1, 2]], curves=False)
+    writer = TensorBoardOutputFormat(str(run / "tensorboard" / "A2C_1"))
+    writer.write({"rollout/ep_rew_mean": 1 / 3}, {"rollout/ep_rew_mean": ()}, step=100)
+    writer.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("sb3_qac.study.loading.write_atomically", Mock(side_effect=PermissionError))
+        read = load_study(tmp_path)["Game-v0"]["a2c"][0].curves
+    assert not (run / "curves.csv").exists()
+    # The same digits as where they can be kept
+    kept = load_study(tmp_path)["Game-v0"]["a2c"][0].curves
+    assert (run / "curves.csv").is_file()
+    assert {tag: curve.to_dict() for tag, curve in read.items()} == {tag: curve.to_dict() for tag, curve in kept.items()}
+
+
 def test_the_curves_are_those_of_the_last_attempt(tmp_path):
     """An algorithm that cannot be resumed begins again in a new folder. The tenth comes after the ninth."""
     run = write_run(tmp_path, "dqn", 0, [[1, 2]], curves=False)
@@ -238,7 +253,8 @@ def test_a_run_without_evaluation_does_not_stand_in_the_way_of_the_others(tmp_pa
     (write_run(tmp_path, "ppo", 0, [], finished=False) / "error.txt").write_text("broken")
     write_run(tmp_path, "task1", 2, [], finished=False)
     text = markdown(tmp_path, load_study(tmp_path), None)
-    assert "all-action_seed-2 and ppo_seed-0 have none yet" in text and "2 of a2c and 2 of all-action." in text
+    assert "(all-action_seed-2 has none yet and ppo_seed-0 failed before its first)" in text
+    assert "**Unfinished:** all-action_seed-2, ppo_seed-0 (failed)." in text and "2 of a2c and 2 of all-action." in text
     assert "all-action returns 4.00 and a2c 2.00" in text and "| ppo_seed-0 | failed |" in text
 
 
@@ -431,7 +447,7 @@ def test_every_number_of_the_analysis_is_computed(study):
     assert "The difference is +5.5 (95 % interval" in text
     assert text.count("Welch; not significant)") >= 2 and "Welch; significant)" not in text
     # The first has 11 at most, the second 20 at 2,000 steps, at 100 steps per second
-    assert "1 of 2 runs of a2c reach 18, after 2,000 steps (0.0 hours)." in text
+    assert "1 of 2 runs of a2c reach 18, after 2,000 steps (20.0 seconds)." in text
     assert "2 of 2 runs of all-action reach 18, after 2,000 and 2,000 steps" in text
     assert "all-action-baseline returns 21.00 and all-action 21.00. The difference is +0 (95 % interval" in text
     assert f"standard deviation over seeds of one algorithm is {6 / np.sqrt(2):.2g} at that point" in text
@@ -445,6 +461,18 @@ def test_every_number_of_the_analysis_is_computed(study):
     assert "0.50 for a2c, 0.50 for all-action and 0.50 for all-action-baseline" in text
     report = write_report(study, goal=18).read_text()
     assert "## Analysis" in report and "| 1,000 | sampled, baseline |" in report
+
+
+def test_a_cosine_beyond_one_is_explained(study):
+    """It is a ratio of unbiased estimates."""
+    point = diagnosis(1000, 3e-7, 9.0, 1.0, 1.0, 30.0, 0.5)
+    explained = {}
+    for cosine in (-1.0, -1.01, None):
+        point["estimators"]["sampled, return - V~ (A2C's weight)"]["cosine"] = cosine
+        (study / "task1_seed-0" / "diagnosis.json").write_text(json.dumps([point]))
+        text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
+        explained[cosine] = "It is an estimate, and can be slightly beyond -1 or 1." in text
+    assert explained == {-1.0: False, -1.01: True, None: False}
 
 
 def test_a_policy_without_variance_is_left_out_of_the_ratios(study):
@@ -501,6 +529,79 @@ def test_runs_with_different_hyperparameters_are_told(tmp_path):
     # A run that has just begun
     shutil.rmtree(tmp_path / "qppo_seed-0" / "Game-v0")
     assert "different hyperparameters" not in markdown(tmp_path, load_study(tmp_path), None)
+
+
+def test_runs_with_different_evaluations_or_precisions_are_told(tmp_path, capsys):
+    for seed, (native, dtype) in enumerate([(True, "float32"), (True, "bfloat16"), (False, None)]):
+        write_run(tmp_path, "a2c", seed, [[0, 2]], native=native, dtype=dtype)
+    write_run(tmp_path, "ppo", 0, [[0, 2]], native=True, dtype="float32")
+    run = write_run(tmp_path, "ppo", 1, [[0, 2, 4]], native=True, dtype="float32")
+    settings = {**json.loads((run / "run.json").read_text()), "n_eval_episodes": 3, "deterministic": True}
+    (run / "run.json").write_text(json.dumps(settings))
+    text = write_report(tmp_path).read_text()
+    dtype = "dtype is float32 (a2c_seed-0), bfloat16 (a2c_seed-1), None (a2c_seed-2)"
+    native = "native is True (a2c_seed-0), True (a2c_seed-1), False (a2c_seed-2)"
+    assert f"**The runs of a2c on Game-v0 have different settings:** {dtype}; {native}.\n" in text
+    deterministic = "deterministic is False (ppo_seed-0), True (ppo_seed-1)"
+    episodes = "n_eval_episodes is 2 (ppo_seed-0), 3 (ppo_seed-1)"
+    line = f"The runs of ppo on Game-v0 have different settings: {deterministic}; {episodes}.\n"
+    assert f"report: {line}" in capsys.readouterr().err
+
+
+def test_runs_that_are_planned_for_different_numbers_of_steps_are_told(tmp_path, capsys):
+    """Schedules fall over the whole training."""
+    for group, n_timesteps in ("a2c", 2000), ("ppo", 9000), ("dqn", 0):
+        write_run(tmp_path, group, 0, [[0, 2], [2, 4]], n_timesteps=n_timesteps)
+    line = "The runs on Game-v0 are planned for different numbers of steps: 2,000 (a2c); 9,000 (ppo). Where they are compared"
+    write_report(tmp_path)
+    assert f"report: {line}" in capsys.readouterr().err
+    # Those of a preset
+    (tmp_path / "dqn_seed-0" / "Game-v0").mkdir()
+    (tmp_path / "dqn_seed-0" / "Game-v0" / "config.yml").write_text("n_timesteps: 1e4")
+    assert "2,000 (a2c); 10,000 (dqn); 9,000 (ppo)" in markdown(tmp_path, load_study(tmp_path), None)
+    for group in ("dqn", "ppo"):
+        shutil.rmtree(tmp_path / f"{group}_seed-0")
+    assert "planned" not in markdown(tmp_path, load_study(tmp_path), None)
+
+
+def test_a_run_whose_returns_are_not_numbers_is_named(tmp_path, capsys):
+    for group in ("a2c", "task1"):
+        write_run(tmp_path, group, 0, [[1, 2], [3, 4]])
+    write_run(tmp_path, "a2c", 1, [[1, 2], [3, np.nan]])
+    write_report(tmp_path)
+    named = "a2c_seed-1 has returns on Game-v0 that are not finite numbers, first at 2,000 steps. Means of a2c"
+    assert [line[: len(f"report: {named}")] for line in capsys.readouterr().err.splitlines()] == [f"report: {named}"]
+
+
+def test_a_study_in_which_all_runs_failed_at_once_has_a_report(tmp_path):
+    for seed in range(11):
+        (write_run(tmp_path, "a2c", seed, [], finished=seed == 10) / "error.txt").write_text("broken")
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "**Unfinished:** a2c_seed-0 (failed), " in text and "No run has an evaluation." in text and "yet" not in text
+    write_run(tmp_path, "ppo", 0, [], finished=False)
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "**Unfinished:** 11 of 12 runs, 10 of which failed." in text and "no evaluation in common yet" in text
+
+
+def test_a_study_without_an_evaluation_has_no_plot_of_them(tmp_path):
+    run = write_run(tmp_path, "a2c", 0, [[1, 2]])
+    write_report(tmp_path)
+    assert (tmp_path / "evaluations.png").is_file()
+    (run / "evaluations.npz").unlink()
+    text = write_report(tmp_path).read_text()
+    assert not list(tmp_path.glob("evaluations.*")) and "There is no evaluation to draw." in text
+    assert "evaluations.png" not in text and "hick lines are means" not in text
+
+
+@pytest.mark.parametrize(
+    ("steps_per_second", "times", "longest"), [(1, "33.3", "minutes"), (0.25, "2.2", "hours"), (100, "20.0", "seconds")]
+)
+def test_a_short_time_is_in_minutes_or_seconds(steps_per_second, times, longest, tmp_path):
+    for group in ("a2c", "task1"):
+        write_run(tmp_path, group, 0, [[0, 0], [18, 18]], steps_per_second=steps_per_second)
+    text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], goal=18))
+    assert f"1 of 1 runs of a2c reach 18, after 2,000 steps ({times} {longest})." in text
+    assert f"+0 {longest} (no interval" in text
 
 
 def test_a_difference_in_steps_is_written_out(tmp_path):
@@ -571,7 +672,7 @@ def test_published_figures_and_how_to_sync_stand_in_the_report(tmp_path):
     run = write_run(tmp_path, "a2c", 0, [[1, 2]], env_id="PongNoFrameskip-v4")
     (run / "wandb" / "offline-run-1").mkdir(parents=True)
     text = markdown(tmp_path, load_study(tmp_path), None)
-    assert "17.29 +/- 3.21" in text and "`wandb sync */wandb/offline-run-*`" in text
+    assert "17.29 +/- 3.21" in text and "20.99 +/- 0.11" in text and "`wandb sync */wandb/offline-run-*`" in text
     settings = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**settings, "wandb_url": "https://example.org/run"}))
     assert "[a2c_seed-0](https://example.org/run)" in markdown(tmp_path, load_study(tmp_path), None)

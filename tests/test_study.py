@@ -137,6 +137,10 @@ def test_a_long_table_shows_what_is_under_way(tmp_path):
             "no algorithm task3. There are .* all-action, all-action-baseline, beta-loo, .*a2c",
         ),
         (("pong", ["task1"], [0], "missing.yml"), "no file missing.yml"),
+        (
+            ("classic", ["qppo", "qppo-layer-norm"], [0]),
+            "qppo-layer-norm has a network for MinAtar, so .* one of MinAtar/.*, but CartPole-v1 was given",
+        ),
     ],
 )
 def test_what_there_is_not_is_refused(arguments, message, tmp_path):
@@ -240,6 +244,16 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     other = shutil.copy(config, tmp_path / "moved")
     assert run_study(make_grid("cartpole", ["task1"], [0], tmp_path / "study", other, **{**SMALL, "n_threads": 2})) == {}
     assert content(tmp_path / "study") == {path: x for path, x in before.items() if path != config}
+
+
+def test_a_run_with_other_settings_that_another_process_has_just_begun_is_left_as_it_is(tmp_path):
+    """Both processes found an empty folder, and one waited for the other."""
+    (theirs,) = make_grid("cartpole", ["task1"], [0], tmp_path, **SMALL)
+    (ours,) = make_grid("cartpole", ["task1"], [0], tmp_path, **{**SMALL, "n_eval_episodes": 2})
+    assert train_run(theirs) is None
+    before = content(tmp_path)
+    assert "There is a run with other settings" in train_run(ours) and "`n_eval_episodes` is 2, and was 3" in train_run(ours)
+    assert content(tmp_path) == before
 
 
 def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path, monkeypatch):
@@ -931,6 +945,8 @@ def test_after_ctrl_c_runs_whose_preset_cannot_be_resumed_are_named(tmp_path, mo
         (["pong", "--steps", "-5"], "`steps`"),
         (["pong", "--seeds", "-1"], "`seeds` must be an integer, between 0 and 4294967295, but -1"),
         (["pong", "--ray", "nonsense"], "HOST:PORT"),
+        (["classic", "--dtype", "bfloat16"], "`dtype` is 'bfloat16', but CartPole-v1 is not an Atari game"),
+        (["pong", "--stock", "--dtype", "bfloat16"], "`--dtype` is 'bfloat16', but SB3's network"),
         (["ladder", "--algos", "trpo"], "no rung trpo. There are reinforce-episode"),
     ],
 )

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
     pack.add_argument(
         "--add",
         action="store_true",
-        help="keep the packed runs of OUTPUT that are not in STUDY, from another machine perhaps, or not finished there",
+        help="keep the packed runs of OUTPUT that are not in STUDY, from another machine perhaps, or have come less far there",
     )
     pack.add_argument(
         "--lost", nargs="+", default=[], metavar="RUN", help="runs that were lost with their machine, such as a2c_seed-0"
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from sb3_qac.common.checks import check_integer
     from sb3_qac.study.loading import load_everything
-    from sb3_qac.study.pack import add_packed, write_pack
+    from sb3_qac.study.pack import add_packed, check_all_are_there, write_pack
 
     try:
         check_integer("points", args.points, minimum=1)
@@ -45,11 +45,14 @@ def run(args: argparse.Namespace) -> int:
         output = args.output or Path("results", args.folder.resolve().name)
         if args.add:
             ours, parts = parts, add_packed(parts, output)
-            finished = {record.path for records in parts.values() for record in records if record.finished}
-            for record in (record for records in ours.values() for record in records if not record.finished):
-                if record.path in finished:
-                    kept = f"its finished run in {output} is kept"
-                    print(f"pack: {record.path} is unfinished in {args.folder}: {kept}.", file=sys.stderr)
+            chosen = {record.path: record for records in parts.values() for record in records}
+            for record in (record for records in ours.values() for record in records):
+                if (packed := chosen[record.path]) is not record:
+                    kept = f"its {packed.state} run in {output}, at {packed.status['steps']:,} steps, is kept"
+                    steps = f"{record.status.get('steps', 0):,} steps"
+                    print(f"pack: {record.path} is {record.state} in {args.folder}, at {steps}: {kept}.", file=sys.stderr)
+        else:
+            check_all_are_there(parts, output)
         for path in write_pack(parts, output, args.lost, args.points):
             print(path)
     except ValueError as error:

@@ -49,7 +49,9 @@ def add_parser(commands: Any) -> None:
     study.add_argument(
         "--stock", action="store_true", help="use SB3's Atari environments and network instead of the faster ones"
     )
-    study.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of the faster network")
+    study.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of the faster network for Atari games"
+    )
     study.add_argument("--conf-file", help="YAML file with hyperparameters for all algorithms; default: each algorithm's own")
     add_training_options(study)
     study.add_argument(
@@ -141,6 +143,8 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     for name in ("jobs", "threads", "eval_freq", "eval_episodes", "steps"):
         if (value := getattr(args, name)) is not None:
             check_number(name, value, minimum=1)
+    if args.stock and args.dtype != "float32":
+        raise ValueError(f"`--dtype` is {args.dtype!r}, but SB3's network, which `--stock` asks for, is always float32.")
     given = {name: value for name, value in vars(args).items() if value is not None}
     asked = argparse.Namespace(**{**vars(study_of(args.env)), **given})
     return make_grid(

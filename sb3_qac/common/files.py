@@ -10,12 +10,14 @@ def make_folder(path: Path) -> Path:
     """
     :param path: Folder to make, with those above it, unless it is there
     :return: the folder
-    :raises ValueError: if it cannot be made, as where there is a file of that name
+    :raises ValueError: if it cannot be made, as where there is a file of that name, or if it cannot be written
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{path} cannot be made a folder ({error.strerror}). Name another one.") from None
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"No file can be written into {path}, because of its permissions or its disk. Name another folder.")
     return path
 
 

@@ -24,6 +24,7 @@ from sb3_qac.study.statistics import (
 PUBLISHED = {
     "PongNoFrameskip-v4": {
         "A2C, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "17.29 +/- 3.21",
+        "PPO, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "20.99 +/- 0.11",
         "A2C, 10 million steps, the last 100 episodes of training, 3 runs (Schulman et al. 2017, table 6)": "19.7",
         "A2C, OpenAI baselines, Atari at 10 million steps, 6 runs": "1.0",
         "A3C, feed-forward, 1 day, human starts (Mnih et al. 2016)": "11.4",
@@ -31,9 +32,14 @@ PUBLISHED = {
     },
     "SpaceInvadersNoFrameskip-v4": {
         "A2C, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "627.2 +/- 202.0",
+        "PPO, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "960.3 +/- 425.4",
         "A2C, 10 million steps, the last 100 episodes of training, 3 runs (Schulman et al. 2017, table 6)": "744.5",
         "A2C, OpenAI baselines, Atari at 10 million steps, 6 runs": "463.1",
         "Mean Actor-Critic itself (Allen et al. 2017)": "1173.1",
+    },
+    "BreakoutNoFrameskip-v4": {
+        "A2C, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "279.8 +/- 122.2",
+        "PPO, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "398.0 +/- 33.3",
     },
 }
 # The comparisons that a report makes, with the sentence that introduces each
@@ -93,8 +99,10 @@ def statistics(groups: Groups) -> Iterator[str]:
 
 def _nothing_in_common(groups: Groups) -> str:
     records = [record for of_group in groups.values() for record in of_group]
-    if not all(record.finished for record in records):
+    if any(record.state == "unfinished" for record in records):
         return "The runs have no evaluation in common yet."
+    if not any(len(record.timesteps) for record in records):
+        return "No run has an evaluation."
     text = "The runs have no evaluation after the same number of steps, so they are not compared."
     if not any(record.stopped or record.settings.get("eval_from") is not None for record in records):
         text += " With an `--eval-freq` that is a multiple of each algorithm's number of environments they would have."
@@ -221,18 +229,28 @@ def _compare(ours: Sequence[Record], theirs: Sequence[Record], goal: float | Non
 def _ways_to(pair: Groups, goal: float) -> Iterator[str]:
     steps_to: dict[str, Any] = {name: [record.steps_to(goal) for record in records] for name, records in pair.items()}
     hours_to: dict[str, Any] = {name: [record.hours_to(goal) for record in records] for name, records in pair.items()}
+    unit, per_hour = _unit_of([hours for of_group in hours_to.values() for hours in of_group if hours is not None])
     for name in pair:
         steps, hours = ([value for value in values[name] if value is not None] for values in (steps_to, hours_to))
         when = f", after {_list([f'{x:,}' for x in steps])} steps" if steps else ""
         # Not known of a run that was killed in its first seconds
-        when += f" ({_list([f'{x:.1f}' for x in hours])} hours)" if steps and len(hours) == len(steps) else ""
+        when += f" ({_list([f'{x * per_hour:.1f}' for x in hours])} {unit})" if steps and len(hours) == len(steps) else ""
         yield f"{len(steps)} of {len(pair[name])} runs of {name} reach {goal:g}{when}."
     if all(None not in steps for steps in steps_to.values()):
         name, other = pair
         verdicts = [_verdict(difference(*steps_to.values()), " steps")]
         if all(None not in hours for hours in hours_to.values()):
-            verdicts.append(_verdict(difference(*hours_to.values()), " hours"))
+            times = ([hours * per_hour for hours in of_group] for of_group in hours_to.values())
+            verdicts.append(_verdict(difference(*times), f" {unit}"))
         yield f"To reach {goal:g}, the difference ({name} minus {other}) is {', and '.join(verdicts)}."
+
+
+def _unit_of(hours: Sequence[float]) -> tuple[str, int]:
+    """:return: the unit of time in which the longest of these times is at least 1, and how many of it are an hour"""
+    longest = max(hours, default=1)
+    if longest >= 1:
+        return "hours", 1
+    return ("minutes", 60) if 60 * longest >= 1 else ("seconds", 3600)
 
 
 def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:
@@ -269,6 +287,8 @@ def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
             "The cosine between the two expected gradients is 1 if the critic is right. Here it is "
             f"{_resolved(weight, 'cosine', 0.25)}."
         )
+        if any(abs(x["cosine"] or 0) > 1 for x in weight):
+            yield "It is an estimate, and can be slightly beyond -1 or 1."
         yield (
             "Where the critic predicts a difference of 1 between actions, the returns that followed differ by "
             f"{_resolved([x['critic'] for x in points], 'slope', 0.5)}."
@@ -310,13 +330,14 @@ def _last_step(compared: Groups) -> int | None:
 
 def _which(groups: Groups) -> str:
     records = [record for of_group in groups.values() for record in of_group]
-    without = [record.name for record in records if not len(record.timesteps)]
     which = "the last evaluation that all runs have"
     if any(record.stopped for record in records):
         which += ", without the evaluations that stopped a run"
     if any(record.failed and len(record.timesteps) for record in records):
         which += ", failed runs with the last that they have"
-    return f"{which} ({_list(without)} {'has' if len(without) == 1 else 'have'} none yet)" if without else which
+    reasons = {"unfinished": "has none yet", "failed": "failed before its first"}
+    without = [f"{x.name} {reasons.get(x.state, 'has none')}" for x in records if not len(x.timesteps)]
+    return f"{which} ({_list(without)})" if without else which
 
 
 def _counts(groups: Groups) -> list[str]:

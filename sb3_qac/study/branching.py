@@ -149,6 +149,14 @@ def set_with_new_randomness(env: VecEnv, state: Any, rng: np.random.Generator) -
             # It plays the episode again, at the end of which its generator is always the same
             seed = int(rng.integers(2**31))
             single.unwrapped.np_random.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        atari: Any = single.unwrapped
+        if hasattr(atari, "ale") and atari.ale.getFloat("repeat_action_probability") > 0:
+            # The emulator draws sticky actions itself, and takes a seed only with a new game. A new game also begins without a
+            # last action to repeat, which is not part of a state, so that it would be that of the branch before.
+            game = atari.clone_state()
+            atari.seed_game(int(rng.integers(2**31)))
+            atari.load_game()
+            atari.restore_state(game)
 
 
 def judge_branches(branches: Branches) -> dict[str, float]:

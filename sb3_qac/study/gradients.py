@@ -124,7 +124,8 @@ class GradientMoments:
             * ``gradient_square``: squared norm of the expected gradient, without bias (it can come out negative)
             * ``variance``: trace of the covariance of a rollout's gradient
             * ``noise_to_signal``: ``variance`` divided by ``gradient_square``
-            * ``cosine``: between the expected gradient and the reference's
+            * ``cosine``: between the expected gradient and the reference's. The noise is removed from their product and
+              norms, so it can come out beyond -1 or 1.
             * ``difference``: norm of the difference to the reference's gradient on the same rollout, relative to the
               latter's norm, mean over rollouts
 

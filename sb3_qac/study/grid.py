@@ -27,6 +27,7 @@ from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checks import check_device, check_number, check_seed
 from sb3_qac.common.files import read_json
+from sb3_qac.common.minatar import MINATAR_GAMES
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
@@ -65,17 +66,17 @@ def make_grid(
     :param hyperparams: Entries that replace those of the file, for all
     :param settings: Further settings of ``Run``
     :return: one run for each environment, group and seed
-    :raises ValueError: if there is no such environment, algorithm or module, or a number that is not allowed
+    :raises ValueError: if there is no such environment, algorithm or module, a number that is not allowed, or an algorithm or
+        a precision that the environment does not have
     """
     register()
     import_packages(settings.get("gym_packages", []))
     env_ids = study_of(env).env_ids
-    for env_id in env_ids:
-        _check_env(env_id)
-        if is_atari(gym.spec(env_id)) and settings.get("native", True):
-            game_arguments(gym.spec(env_id))
     # What is given twice, maybe by both of its names, is trained once
     groups = list(dict.fromkeys(map(field_name, groups)))
+    for env_id in env_ids:
+        _check_env(env_id)
+        _check_fit(env_id, groups, settings)
     seeds = list(dict.fromkeys(seeds))
     unknown = [group for group in groups if group not in TASKS and group not in ALGOS]
     if unknown:
@@ -118,6 +119,23 @@ def _check_env(env_id: str) -> None:
             f"{error}{'' if str(error).endswith(('.', '?')) else '.'} Short names are {', '.join(STUDIES)}. "
             "`--gym-packages` imports the module that registers an environment of your own."
         ) from None
+
+
+def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any]) -> None:
+    atari = is_atari(gym.spec(env_id))
+    if atari and settings.get("native", True):
+        game_arguments(gym.spec(env_id))
+    if not atari and settings.get("dtype") == "bfloat16":
+        raise ValueError(
+            f"`dtype` is 'bfloat16', but {env_id} is not an Atari game, and only the network for these has another precision. "
+            "Leave `--dtype` out."
+        )
+    for group in groups:
+        if "MinAtarCNN" in str(TASKS.get(group)) and not env_id.startswith("MinAtar/"):
+            raise ValueError(
+                f"{group} has a network for MinAtar, so its environment must be one of {', '.join(MINATAR_GAMES)}, but "
+                f"{env_id} was given."
+            )
 
 
 def check_hyperparams(runs: Sequence[Run]) -> None:

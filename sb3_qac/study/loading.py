@@ -1,6 +1,7 @@
 """Records of a study, from the folders of its runs or from its packed form."""
 
 import contextlib
+import io
 import json
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ import pandas as pd
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb3_qac.common.files import read_json
+from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.pack import find_pack, load_pack
 from sb3_qac.study.records import CURVES, Groups, Record
@@ -222,8 +223,8 @@ def figures_of(curves: dict[str, pd.Series]) -> dict[str, float]:
 
 def load_curves(folder: Path) -> dict[str, pd.Series]:
     """
-    Read the TensorBoard files of a run, and keep the rows that a report draws as ``curves.csv``. If there are no TensorBoard
-    files, read ``curves.csv``.
+    Read the TensorBoard files of a run, and keep the rows that a report draws as ``curves.csv``, if it can be written. If
+    there are no TensorBoard files, read ``curves.csv``.
 
     :param folder: Folder of a run
     :return: rows of its log, indexed by steps
@@ -240,8 +241,13 @@ def load_curves(folder: Path) -> dict[str, pd.Series]:
             scalars = accumulator.Scalars(tags[name])
             curves[name] = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
     if curves:
-        pd.DataFrame(curves).rename_axis("step").to_csv(kept, float_format="%.5g")
-    if kept.is_file():
-        table = pd.read_csv(kept, index_col="step")
-        return {tag: table[tag].dropna() for tag in table if table[tag].notna().any()}
-    return {}
+        text = pd.DataFrame(curves).rename_axis("step").to_csv(float_format="%.5g")
+        # The folder may be another user's, or on a disk that can only be read
+        with contextlib.suppress(OSError):
+            write_atomically(kept, text.encode())
+    elif kept.is_file():
+        text = kept.read_text()
+    else:
+        return {}
+    table = pd.read_csv(io.StringIO(text), index_col="step")
+    return {tag: table[tag].dropna() for tag in table if table[tag].notna().any()}

@@ -6,6 +6,7 @@ in ``curves.csv.xz``, and ``diagnosis.json``. The same study gives the same byte
 
 import json
 import lzma
+import math
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -264,17 +265,47 @@ def _load_pack(folder: Path, part: str) -> list[Record]:
     ]
 
 
+def packed_runs(folder: Path) -> pd.DataFrame:
+    """
+    :param folder: Folder of a packed study; it need not exist
+    :return: a row for each packed run, with its ``study`` and its path, ``run``
+    :raises ValueError: if the table of runs is damaged
+    """
+    path, columns = folder / RUNS_FILE, ["study", "run"]
+    if not path.is_file():
+        return pd.DataFrame(columns=columns)
+    try:
+        return pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Take it from the repository, or delete it to pack again.") from None
+
+
+def check_all_are_there(parts: dict[str, list[Record]], folder: Path) -> None:
+    """
+    :param parts: Records by part of a study
+    :param folder: Folder of a packed study, which they will replace; it need not exist
+    :raises ValueError: if a packed run is not among them, because it may be kept nowhere else
+    """
+    gone = sorted({*packed_runs(folder)["run"]} - {record.path for records in parts.values() for record in records})
+    if gone:
+        raise ValueError(
+            f"{len(gone)} of the packed runs in {folder} would be lost, because the study does not have them: "
+            f"{', '.join(gone[:3])}{', ...' if len(gone) > 3 else ''}. Give `--add` to keep them, or delete "
+            f"{folder / RUNS_FILE} first."
+        )
+
+
 def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[Record]]:
     """
     :param parts: Records by part of a study
     :param folder: Folder of a packed study; it need not exist
-    :return: these records, and those of the packed study for runs that are not among them, or that are finished there and not
-        here, as on a machine that has begun them again
+    :return: these records, and those of the packed study for runs that are not among them, or that came further there, as on
+        a machine before another has begun them again
     :raises ValueError: if runs of two environments have the same path, so that one would replace the other
     """
-    if not (folder / RUNS_FILE).is_file():
+    studies = packed_runs(folder)["study"].unique()
+    if not len(studies):
         return parts
-    studies = pd.read_csv(folder / RUNS_FILE, usecols=["study"], dtype=str, keep_default_na=False)["study"].unique()
     added = {record.path: record.settings["env_id"] for records in parts.values() for record in records}
     merged = {}
     for part in sorted({*parts, *(study.partition("/")[2] for study in studies)}):
@@ -289,10 +320,14 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
                 )
         by_path = {record.path: record for record in packed}
         for record in parts.get(part, []):
-            if record.finished or not (record.path in by_path and by_path[record.path].finished):
-                by_path[record.path] = record
+            by_path[record.path] = max(record, by_path.get(record.path, record), key=_progress)
         merged[part] = [by_path[path] for path in sorted(by_path)]
     return merged
+
+
+def _progress(record: Record) -> float:
+    """:return: how far a run has come: its steps, and more than any number of them if it is finished"""
+    return math.inf if record.finished else record.status.get("steps", 0)
 
 
 def _by_run(path: Path) -> dict[str, pd.DataFrame]:

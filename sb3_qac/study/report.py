@@ -5,11 +5,13 @@ import itertools
 import math
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sb3_qac.common.checks import check_number
@@ -45,6 +47,8 @@ PLAYED = (
     "Standard errors are over states."
 )
 N_COLORS = 96
+# Settings that change what an evaluation is, or in which numbers an agent computes
+EVALUATED = ("n_eval_episodes", "deterministic", "native", "dtype")
 # Plots of a report, by the name of their file
 PLOTS = ("evaluations", "curves", "relative")
 
@@ -185,6 +189,14 @@ def draw_relative(relative: RelativeReturns, path: Path) -> None:
     save_figure(figure, path, n_colors=256)
 
 
+def has_evaluations(envs: dict[str, Groups]) -> bool:
+    """
+    :param envs: Records by environment
+    :return: Whether there is an evaluation to draw
+    """
+    return any(len(record.timesteps) for groups in envs.values() for of_group in groups.values() for record in of_group)
+
+
 def has_curves(envs: dict[str, Groups]) -> bool:
     """
     :param envs: Records by environment
@@ -284,12 +296,14 @@ def markdown(
     several = len(envs) > 1
     images = {"evaluations": "![evaluations](evaluations.png)", "curves": "![curves](curves.png)"}
     images |= {"relative": "![relative returns](relative.png)"} | (omitted or {})
-    drawn = "evaluations" not in (omitted or {})
+    if not has_evaluations(envs):
+        images["evaluations"] = "There is no evaluation to draw."
+    drawn = has_evaluations(envs) and "evaluations" not in (omitted or {})
     lines = [
         f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",
         "",
         *_unfinished(records),
-        *_different(envs),
+        *(line for warning in warnings_of(envs) for line in (warning, "")),
         images["evaluations"],
         "",
         f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores."
@@ -338,34 +352,64 @@ def _evaluated_from(records: list[Record]) -> str:
 
 
 def _unfinished(records: list[Record]) -> list[str]:
-    unfinished = [record.name for record in records if not record.finished]
+    unfinished = [record for record in records if not record.finished]
     if not unfinished:
         return []
-    named = ", ".join(unfinished) if len(unfinished) <= 10 else f"{len(unfinished)} of {len(records)} runs"
+    named = ", ".join(f"{record.name} ({record.state})" if record.failed else record.name for record in unfinished)
+    if len(unfinished) > 10:
+        n_failed = sum(record.failed for record in unfinished)
+        named = f"{len(unfinished)} of {len(records)} runs" + (f", {n_failed} of which failed" if n_failed else "")
     return [f"**Unfinished:** {named}. This report covers their data so far.", ""]
 
 
-def _different(envs: dict[str, Groups]) -> list[str]:
-    """:return: a warning for each group whose runs do not have the same hyperparameters, as after a change of a preset"""
-    lines = []
+def warnings_of(envs: dict[str, Groups]) -> Iterator[str]:
+    """
+    :param envs: Records by environment
+    :return: lines of Markdown: what makes a mean or a comparison of the report say less than it seems to
+    """
     for env_id, groups in envs.items():
         for group, records in groups.items():
             # A run that has just begun has none yet
-            found = {
+            hyperparams = {
                 # `--steps` replaces the number of steps of the preset
-                record.path: {**known, "n_timesteps": record.settings.get("n_timesteps") or known.get("n_timesteps")}
+                record.path: {**known, "n_timesteps": _planned(record)}
                 for record in records
                 if (known := record.settings.get("resolved_hyperparams"))
             }
-            names = {name for hyperparams in found.values() for name in hyperparams}
-            parts = [
-                f"{name} is " + ", ".join(f"{hyperparams.get(name)} ({run})" for run, hyperparams in found.items())
-                for name in sorted(names)
-                if any(x.get(name) != y.get(name) for x, y in itertools.pairwise(found.values()))
-            ]
-            if parts:
-                lines += [f"**The runs of {group} on {env_id} have different hyperparameters:** {'; '.join(parts)}.", ""]
-    return lines
+            settings = {record.path: {name: record.settings.get(name) for name in EVALUATED} for record in records}
+            # As after a change of a preset
+            for what, found in {"hyperparameters": hyperparams, "settings": settings}.items():
+                if parts := _different(found):
+                    yield f"**The runs of {group} on {env_id} have different {what}:** {'; '.join(parts)}."
+            for record in records:
+                wrong = record.timesteps[~np.isfinite(record.returns).all(axis=1)]
+                if len(wrong):
+                    yield (
+                        f"**{record.path} has returns on {env_id} that are not finite numbers**, first at {wrong[0]:,} steps. "
+                        f"Means of {group} that include them are not numbers either."
+                    )
+        plans = {group: sorted({_planned(record) for record in records} - {0}) for group, records in groups.items()}
+        if len({steps for of_group in plans.values() for steps in of_group}) > 1:
+            listed = "; ".join(f"{' and '.join(f'{x:,}' for x in steps)} ({group})" for group, steps in plans.items() if steps)
+            yield (
+                f"**The runs on {env_id} are planned for different numbers of steps:** {listed}. Where they are compared, "
+                "their schedules, as of the learning rate, are at different points."
+            )
+
+
+def _planned(record: Record) -> int:
+    """:return: environment steps of the whole training; 0 if they are not known"""
+    of_preset = record.settings.get("resolved_hyperparams", {}).get("n_timesteps") or 0
+    return record.settings.get("n_timesteps") or int(float(of_preset))
+
+
+def _different(found: dict[str, dict[str, Any]]) -> list[str]:
+    """:return: each entry that differs, with its value by run"""
+    return [
+        f"{name} is " + ", ".join(f"{entries.get(name)} ({run})" for run, entries in found.items())
+        for name in sorted({name for entries in found.values() for name in entries})
+        if any(x.get(name) != y.get(name) for x, y in itertools.pairwise(found.values()))
+    ]
 
 
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
@@ -383,9 +427,9 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
             "",
             "Measured on rollouts of the network at that point, without learning. First table: squared norm of the expected "
             "gradient of the actor's loss, trace of its covariance over rollouts, their ratio, cosine to the all-action "
-            "gradient, mean relative distance to it on the same rollout, milliseconds for one gradient. Second table: the "
-            "critic against the discounted returns G that followed. Standard errors are over blocks of rollouts and over "
-            "environments."
+            "gradient (an estimate without the noise, so it can be slightly beyond -1 or 1), mean relative distance to it on "
+            "the same rollout, milliseconds for one gradient. Second table: the critic against the discounted returns G that "
+            "followed. Standard errors are over blocks of rollouts and over environments."
             + (PLAYED if any("branches" in point for record in diagnosed for point in record.diagnosis) else ""),
             "",
         ]
@@ -443,7 +487,9 @@ def write_report(
     envs = load_study(folder)
     relative = None if reference is None else relative_returns(envs, field_name(reference))
     output = make_folder(output or folder)
-    drawn = {"evaluations": partial(draw_evaluations, envs)}
+    for warning in warnings_of(envs):
+        print(f"report: {warning.replace('**', '')}", file=sys.stderr)
+    drawn = {"evaluations": partial(draw_evaluations, envs)} if has_evaluations(envs) else {}
     if has_curves(envs):
         drawn["curves"] = partial(draw_curves, envs)
     if relative is not None:

@@ -23,20 +23,26 @@ from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.resume.wandb import wandb_run_id
 from sb3_qac.study.manager import StudyManager
-from sb3_qac.study.run import Run
+from sb3_qac.study.run import Run, check_same_run
 from sb3_qac.zoo import register
 
 
 def train_run(run: Run) -> str | None:
     """
-    Train or resume one run of a study. If another process trains it, wait for that process. A finished run is not repeated.
+    Train or resume one run of a study. If another process trains it, wait for that process. A finished run is not repeated,
+    and one with other settings is left as it is.
 
     :param run: The run
-    :return: None, or the error, which is also in the run's ``error.txt``
+    :return: None, or the error; that of a training is also in the run's ``error.txt``
     :raises ValueError: if its folder cannot be made
     """
     folder = make_folder(Path(run.folder))
     with FileLock(folder / "lock"):
+        try:
+            # Again: a process that had the lock may have begun it with other settings
+            check_same_run(run)
+        except ValueError as error:
+            return str(error)
         return None if run.finished else _train_or_tell(run)
 
 
