@@ -282,7 +282,7 @@ class OtherBuffer(RolloutBuffer):
     ],
 )
 def test_a_training_with_another_setting_is_refused(algorithm, kwargs, message, tmp_path):
-    make_model(algorithm).learn(10, ExactCheckpointCallback(tmp_path))
+    make_model(algorithm).learn(100, ExactCheckpointCallback(tmp_path))
     with pytest.raises(CheckpointError, match=f"another training: {message}"):
         resume(make_model(algorithm, **kwargs), tmp_path)
 
