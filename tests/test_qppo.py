@@ -423,7 +423,7 @@ def test_bounded_sigma_makes_the_policy_gradient_vanish_with_the_advantages():
 
 def test_last_smaller_minibatch_is_used():
     """12 steps in minibatches of 8 and 4: all 12 count, each minibatch for one gradient step, as in SB3's PPO."""
-    with pytest.warns(UserWarning, match=r"`batch_size` is 8.*6 \* 2 steps.*last minibatch of each epoch has only 4"):
+    with pytest.warns(UserWarning, match=r"`batch_size` is 8.*6 \* 2 steps.*last minibatch of each epoch is truncated to 4"):
         model = make_model(n_steps=6, n_epochs=3)
     sizes, evaluate = [], model.policy.evaluate_all_actions
 
@@ -438,7 +438,7 @@ def test_last_smaller_minibatch_is_used():
 
 
 def test_minibatch_larger_than_the_rollout_is_the_rollout():
-    with pytest.warns(UserWarning, match=r"`batch_size` is 100.*8 \* 2 steps.*has only 16"):
+    with pytest.warns(UserWarning, match=r"`batch_size` is 100.*8 \* 2 steps.*is truncated to 16"):
         model = make_model(batch_size=100)
     model.learn(16)
     assert {int(state["step"]) for state in model.policy.optimizer.state.values()} == {SMALL["n_epochs"]}
@@ -620,7 +620,7 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(variant, tmp_path
         checkpoints = ExactCheckpointCallback(tmp_path / folder, save_freq=100, verbose=0)
         return model.learn(400, [InterruptAt(stop), checkpoints])
 
-    with pytest.warns(UserWarning, match="last minibatch"):
+    with pytest.warns(UserWarning, match="truncated"):
         whole = train("whole")
         for stop in (150, 300):
             with pytest.raises(Interrupted):

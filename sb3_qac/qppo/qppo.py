@@ -251,7 +251,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         if buffer_size % self.batch_size > 0:
             warnings.warn(
                 f"`batch_size` is {self.batch_size}, but the rollout has `n_steps * n_envs` = {self.n_steps} * {self.n_envs} "
-                f"steps: the last minibatch of each epoch has only {buffer_size % self.batch_size} of them. "
+                f"steps: the last minibatch of each epoch is truncated to {buffer_size % self.batch_size}. "
                 "We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
                 stacklevel=3,
             )
