@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,20 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         raise ValueError(f"{path} cannot be made a folder ({error.strerror}). Name another one.") from None
     return path
+
+
+def check_writable(path: Path) -> None:
+    """
+    :param path: A folder, or a file that need not be there yet
+    :raises ValueError: if nothing can be written there
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path if path.is_dir() else path.absolute().parent).close()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror}).") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
