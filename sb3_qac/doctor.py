@@ -16,6 +16,10 @@ from sb3_qac import __version__
 from sb3_qac.zoo import ALGORITHMS, presets
 
 HOOK = "sb3_qac_zoo_hook"
+# All of them contain the module cv2
+OPENCV_BUILDS = tuple(f"opencv-{name}" for name in ("python", "python-headless", "contrib-python", "contrib-python-headless"))
+# Seconds for another interpreter to import RL Zoo
+TIMEOUT = 120
 REINSTALL = "Install again: `pip install --force-reinstall --no-deps sb3_qac`, or `pip install -e .` in a checkout."
 
 
@@ -66,13 +70,13 @@ def _version(name: str) -> str | None:
 
 
 def _opencv() -> Finding:
-    builds = [name for name in ("opencv-python", "opencv-python-headless") if _version(name)]
+    builds = [name for name in OPENCV_BUILDS if _version(name)]
     return Finding(
         "OpenCV",
         len(builds) == 1,
         " and ".join(builds) or "missing",
-        "Install only one of the two builds, since each overwrites files of the other: "
-        "`pip uninstall -y opencv-python opencv-python-headless && pip install opencv-python-headless`.",
+        "Install one build and no other, since each overwrites files of the others: "
+        f"`pip uninstall -y {' '.join(OPENCV_BUILDS)} && pip install opencv-python-headless`.",
     )
 
 
@@ -111,7 +115,11 @@ def _hook_switch() -> Finding:
 def _zoo_command() -> Finding:
     """The decisive check: does a new interpreter that imports only RL Zoo find the algorithms there?"""
     program = "import json, rl_zoo3; print(json.dumps({name: a.__name__ for name, a in rl_zoo3.ALGOS.items()}))"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    try:
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        cure = "Run `python -m sb3_qac doctor` again when the machine is less busy."
+        return Finding("RL Zoo", False, f"`import rl_zoo3` takes more than {TIMEOUT} seconds", cure)
     live = run.returncode == 0 and all(f'"{name}"' in run.stdout for name in ALGORITHMS)
     return Finding(
         "RL Zoo",

@@ -1,5 +1,6 @@
 """The C++ environments: bit-equal to gymnasium's preprocessing, and a drop-in for SB3's ``make_atari_env``."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -89,6 +90,13 @@ def both(n_envs=2, env_id=PONG, **wrapper_kwargs):
     """The stock stack and ours, as a user makes them."""
     stock = VecTransposeImage(VecFrameStack(make_atari_env(env_id, n_envs, seed=0, wrapper_kwargs=wrapper_kwargs), 4))
     return stock, VecFrameStack(make_ale_vec_env(env_id, n_envs, seed=0, wrapper_kwargs=wrapper_kwargs), 4)
+
+
+def test_an_argument_by_position_has_the_meaning_it_has_in_make_atari_env():
+    stock, ours = (list(inspect.signature(make).parameters.values()) for make in (make_atari_env, make_ale_vec_env))
+    by_position = [parameter.name for parameter in ours if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    assert by_position == [parameter.name for parameter in stock[: len(by_position)]]
+    assert {parameter.name for parameter in ours} < {parameter.name for parameter in stock}
 
 
 @pytest.mark.parametrize("env_id", ALL_GAMES)
@@ -374,8 +382,8 @@ def test_fire_is_pressed_if_it_was_before(fire, monkeypatch):
     made = Mock()
     monkeypatch.setattr("sb3_qac.common.env_util.make_ale_vec_env", made)
     to_ale_vec_env(env)
-    *_, settings, others = made.call_args.args
-    assert settings["terminal_on_life_loss"] and others["fire_reset"] == fire
+    given = made.call_args.kwargs
+    assert given["wrapper_kwargs"]["terminal_on_life_loss"] and given["vec_env_kwargs"]["fire_reset"] == fire
 
 
 def test_environments_that_would_do_something_else_are_not_replaced():

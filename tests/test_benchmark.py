@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch as th
@@ -146,6 +147,33 @@ def test_bad_input_is_refused_before_anything_is_measured(arguments, message, mo
     monkeypatch.setattr(until_return, "run_study", lambda runs: pytest.fail("A training began"))
     with pytest.raises(SystemExit, match=message):
         main(["benchmark", *arguments])
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "get_context", lambda method: pytest.fail("A measurement began"))
+    # The tests may run as a user who may write everywhere
+    refused = Mock(side_effect=PermissionError(13, "Permission denied"))
+    for replaced, exists in (("tempfile.TemporaryFile", False), ("pathlib.Path.open", True)):
+        output = tmp_path / f"{replaced}.json"
+        if exists:
+            output.touch()
+        with monkeypatch.context() as patch:
+            patch.setattr(replaced, refused)
+            with pytest.raises(
+                SystemExit, match=rf"^benchmark: {output} cannot be written \(Permission denied\)\. Name another one\.$"
+            ):
+                main(["benchmark", "--output", str(output)])
+        assert output.exists() == exists
+
+
+def test_measurements_that_cannot_be_written_are_printed(tmp_path, monkeypatch, capsys):
+    figures = dict.fromkeys(("steps_per_second", "limit", "environments", "forward", "update"), 7.0)
+    monkeypatch.setattr(benchmark, "_in_process", lambda *settings: figures)
+    monkeypatch.setattr(benchmark, "write_report", Mock(side_effect=OSError(28, "No space left on device")))
+    command = ["benchmark", "--env", "CartPole-v1", "--algos", "a2c", "--output", str(tmp_path / "speed.json")]
+    with pytest.raises(SystemExit, match=r"^benchmark: .*speed.json could not be written \(No space left on device\)\.$"):
+        main(command)
+    assert "| A2C, SB3's environments | RL Zoo's | 7 (7 - 7) |" in capsys.readouterr().out
 
 
 def be_killed(*args):

@@ -4,6 +4,7 @@ import copy
 import json
 from collections import OrderedDict
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -419,13 +420,19 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize(("n_states", "native"), [(0, True), (8, False)])
-def test_states_are_cloned_in_sb3s_environments(n_states, native, tmp_path, monkeypatch):
-    """The native ones can only play their actions again."""
+@pytest.fixture
+def begun(tmp_path):
+    """A run with a snapshot."""
     (run,) = make_grid("pong", ["task1"], [0], tmp_path)
     (Path(run.folder) / "snapshots").mkdir(parents=True)
     (Path(run.folder) / "snapshots" / "0.zip").touch()
     (Path(run.folder) / "run.json").write_text(json.dumps(vars(run)))
+    return run
+
+
+@pytest.mark.parametrize(("n_states", "native"), [(0, True), (8, False)])
+def test_states_are_cloned_in_sb3s_environments(n_states, native, begun, monkeypatch):
+    """The native ones can only play their actions again."""
 
     def environments(run):
         assert run.native == native
@@ -433,7 +440,17 @@ def test_states_are_cloned_in_sb3s_environments(n_states, native, tmp_path, monk
 
     monkeypatch.setattr(diagnose, "environments_of", environments)
     with pytest.raises(Stop):
-        diagnose_run(Path(run.folder), n_states=n_states)
+        diagnose_run(Path(begun.folder), n_states=n_states)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(begun, monkeypatch):
+    monkeypatch.setattr(diagnose, "environments_of", lambda run: pytest.fail("A measurement began"))
+    # The tests may run as a user who may write everywhere
+    monkeypatch.setattr("tempfile.TemporaryFile", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(
+        SystemExit, match=r"^diagnose: .*task1_seed-0 cannot be written \(Permission denied\)\. Name another one\.$"
+    ):
+        main(["diagnose", begun.folder])
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,12 @@ def test_returns_relative_to_a2c_on_minatar_are_those_of_the_data():
         relative = frame.value / frame.env.map(reference)
         found = {group: trim_mean(values, 0.25) for group, values in relative.groupby(frame.group)}
         *_, all_action, sampled, ppo, others = row_of(README, start)
-        cells = {"qppo": all_action, "qppo-sampled": sampled, "ppo": ppo, **dict(re.findall(r"(\w+) (\d\.\d+)", others.lower()))}
+        cells = {
+            "qppo": all_action,
+            "qppo-sampled": sampled,
+            "ppo": ppo,
+            **dict(re.findall(r"(\w+) (\d\.\d+)", others.lower())),
+        }
         assert set(cells) == set(found) - {"a2c"}
         assert {group: f"{found[group]:.2f}" for group in cells} == cells, start
 

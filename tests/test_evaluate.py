@@ -122,6 +122,17 @@ def test_a_run_without_an_agent_is_refused(run, tmp_path):
         main(["evaluate", str(folder / "run.json")])
 
 
+@pytest.mark.parametrize("command", ["diagnose", "evaluate", "export", "video"])
+def test_the_name_of_a_run_in_reports_leads_to_its_folder(command, tmp_path):
+    for name in ("task1_seed-0", "qppo_seed-0", "task1_seed-100"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"env_id": "CartPole-v1"}))
+    output = [str(tmp_path)] if command == "export" else []
+    message = r"There is no folder .*all-action_seed-0\. .* names: task1_seed-0 \(all-action_seed-0\), task1_seed-100"
+    with pytest.raises(SystemExit, match=f"^{command}: {message}"):
+        main([command, str(tmp_path / "all-action_seed-0"), *output])
+
+
 @pytest.mark.parametrize("missing", ["vecnormalize.pkl", "config.yml"])
 def test_an_agent_without_its_settings_or_its_statistics_is_not_played(missing, run, tmp_path):
     """RL Zoo would begin new statistics, with which the agent plays badly."""

@@ -21,8 +21,9 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+from stable_baselines3.dqn import MlpPolicy as QPolicyOfDQN
 
-from sb3_qac import QA2C, QPPO
+from sb3_qac import QA2C, QPPO, REINFORCE
 from sb3_qac.common.losses import all_action_policy_loss, critic_loss, negative_entropy, state_values
 from tests.envs import ScriptedEnv
 
@@ -258,7 +259,7 @@ VECTOR, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
         pytest.param("MlpPolicy", spaces.Tuple((TWO, TWO)), TWO, "Tuple.*FlattenObservation", id="tuple observations"),
         pytest.param("MultiInputPolicy", VECTOR, TWO, "dict observations.*'MlpPolicy'", id="vector for MultiInputPolicy"),
         pytest.param("MlpPolicy", spaces.Dict(a=VECTOR), TWO, "MultiInputPolicy", id="dict for MlpPolicy"),
-        pytest.param(ActorCriticPolicy, VECTOR, TWO, "no Q-value head.*MlpPolicy", id="policy of A2C"),
+        pytest.param(ActorCriticPolicy, VECTOR, TWO, "'MlpPolicy'.*ActorCriticQPolicy.*ActorCriticPolicy'", id="A2C's policy"),
     ],
 )
 def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observation_space, action_space, message, algorithm):
@@ -412,7 +413,32 @@ def test_entropy_is_measured_in_nats():
     assert -negative_entropy(log_probs).item() == pytest.approx(entropy.item(), rel=1e-6)
 
 
-# ---- the learning rate ----
+# ---- what all three algorithms have in common ----
+
+
+@pytest.mark.parametrize("algorithm", [QA2C, QPPO, REINFORCE])
+@pytest.mark.parametrize("policy", ["MlPolicy", None, int, QPolicyOfDQN])
+def test_unknown_policy_is_refused_with_those_that_can_be_used(policy, algorithm):
+    with pytest.raises(ValueError, match=r"`policy` must be 'MlpPolicy', 'CnnPolicy'.*but .* was given"):
+        algorithm(policy, "CartPole-v1")
+
+
+@pytest.mark.parametrize("algorithm", [QA2C, QPPO, REINFORCE])
+def test_learning_rate_may_be_a_number_of_numpy_or_the_name_of_a_schedule_of_rl_zoo(algorithm, tmp_path):
+    for given, halfway in ((np.float32(0.25), 0.25), ("lin_0.25", 0.125)):
+        algorithm("MlpPolicy", make_vec_env("CartPole-v1", 8), given, device="cpu").save(tmp_path / "model")
+        assert algorithm.load(tmp_path / "model", device="cpu").lr_schedule(0.5) == halfway
+
+
+@pytest.mark.parametrize("algorithm", [QA2C, QPPO, REINFORCE])
+@pytest.mark.parametrize("value", [-1e-3, float("nan"), None, "log_1e-3", "1e-3"])
+def test_other_learning_rates_are_refused_by_name(value, algorithm, tmp_path):
+    env = make_vec_env("CartPole-v1", 8)
+    with pytest.raises(ValueError, match=f"`learning_rate` must be.*{value}"):
+        algorithm("MlpPolicy", env, value)
+    algorithm("MlpPolicy", env).save(tmp_path / "model")
+    with pytest.raises(ValueError, match=f"`learning_rate` must be.*{value}"):
+        algorithm.load(tmp_path / "model", learning_rate=value)
 
 
 @pytest.mark.parametrize("schedule", [lambda progress: 1e-3 * progress, lambda progress: 1e-3 * progress**0.5])

@@ -423,7 +423,7 @@ def test_bounded_sigma_makes_the_policy_gradient_vanish_with_the_advantages():
 
 def test_last_smaller_minibatch_is_used():
     """12 steps in minibatches of 8 and 4: all 12 count, each minibatch for one gradient step, as in SB3's PPO."""
-    with pytest.warns(UserWarning, match=r"`batch_size` is 8.*6 \* 2 steps.*1 whole.*truncated one of 4"):
+    with pytest.warns(UserWarning, match=r"`batch_size` is 8.*6 \* 2 steps.*last minibatch of each epoch is truncated to 4"):
         model = make_model(n_steps=6, n_epochs=3)
     sizes, evaluate = [], model.policy.evaluate_all_actions
 
@@ -438,7 +438,7 @@ def test_last_smaller_minibatch_is_used():
 
 
 def test_minibatch_larger_than_the_rollout_is_the_rollout():
-    with pytest.warns(UserWarning, match="after every 0 whole minibatches"):
+    with pytest.warns(UserWarning, match=r"`batch_size` is 100.*8 \* 2 steps.*is truncated to 16"):
         model = make_model(batch_size=100)
     model.learn(16)
     assert {int(state["step"]) for state in model.policy.optimizer.state.values()} == {SMALL["n_epochs"]}
@@ -689,8 +689,6 @@ def test_a_checkpoint_from_before_an_argument_is_resumed_without_it_only(name, b
         (dict(ent_coef="0.01"), "`ent_coef`.*'0.01'"),
         (dict(ent_coef=None), "`ent_coef`.*None"),
         (dict(ent_coef=LinearSchedule), "`ent_coef`.*LinearSchedule"),
-        (dict(learning_rate="log_1e-3"), "`learning_rate`.*'log_1e-3'"),
-        (dict(learning_rate=-1e-3), "`learning_rate`.*-0.001"),
         (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
         (dict(kl_coef=-0.5), "`kl_coef`.*-0.5"),
         (dict(beta="much"), "`beta`.*'much'"),

@@ -156,11 +156,37 @@ def test_other_spaces(policy, observation_space, action_space, tmp_path):
 
 def test_episodes_that_do_not_end_do_not_hang():
     model = REINFORCE("MlpPolicy", make_vec_env(lambda: Corridor((10**9,)), 1), device="cpu")
-    assert model.learn(50).num_timesteps == 50
+    with pytest.warns(UserWarning, match="without an update"):
+        assert model.learn(50).num_timesteps == 50
+
+
+def test_a_call_of_learn_that_makes_no_update_says_what_it_had_and_what_it_needed():
+    """Of two environments, one ends an episode every 3 steps and the other every 8; an update needs 4 episodes."""
+    env = DummyVecEnv([Corridor, lambda: Corridor((8,))])
+    model = REINFORCE("MlpPolicy", env, n_episodes=2, device="cpu")
+    with pytest.warns(UserWarning, match=r"after 28 steps without an update.* needs 4 whole.*but 3 have"):
+        model.learn(28)
+    # The second update ends too early, but the first was made
+    model.learn(40)
+    assert model._n_updates == 1
+    with pytest.warns(UserWarning, match=r"after 4 steps without an update.*but 0 have ended"):
+        model.learn(4, reset_num_timesteps=False)
+    # Nothing is left to do
+    model.learn(0, reset_num_timesteps=False)
 
 
 @pytest.mark.parametrize(
-    "argument", [{"n_episodes": 0}, {"n_episodes": 1.5}, {"gamma": 1.1}, {"ent_coef": -1.0}, {"max_grad_norm": -1.0}]
+    "argument",
+    [
+        {"n_episodes": 0},
+        {"n_episodes": 1.5},
+        {"gamma": 1.1},
+        {"ent_coef": -1.0},
+        {"max_grad_norm": -1.0},
+        {"baseline": "no"},
+        {"return_to_go": None},
+        {"normalize_returns": "True"},
+    ],
 )
 def test_what_cannot_be_used_is_refused(argument):
     (name,) = argument
@@ -178,8 +204,13 @@ def test_gradients_are_not_clipped_without_a_limit(no_limit):
     assert th.equal(weights[0], weights[1]) and not th.equal(weights[0], weights[2])
 
 
+def test_dict_observations_are_asked_for_by_their_policy():
+    with pytest.raises(ValueError, match="'MultiInputPolicy' takes dict observations, but Box"):
+        REINFORCE("MultiInputPolicy", "CartPole-v1")
+
+
 def test_rl_zoo_trains_it_with_its_preset(tmp_path, rl_zoo):
-    printed = rl_zoo("train", "--algo", "reinforce", "--env", "CartPole-v1", "-n", 500, "--eval-freq", -1, cwd=tmp_path)
+    printed = rl_zoo("train", "--algo", "reinforce", "--env", "CartPole-v1", "-n", 2000, "--eval-freq", -1, cwd=tmp_path)
     assert "'normalize_returns', True" in printed
     assert (tmp_path / "logs/reinforce/CartPole-v1_1/CartPole-v1.zip").is_file()
 

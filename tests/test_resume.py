@@ -296,7 +296,7 @@ class OtherBuffer(RolloutBuffer):
     ],
 )
 def test_a_training_with_another_setting_is_refused(algorithm, kwargs, message, tmp_path):
-    make_model(algorithm).learn(10, ExactCheckpointCallback(tmp_path))
+    make_model(algorithm).learn(100, ExactCheckpointCallback(tmp_path))
     with pytest.raises(CheckpointError, match=f"another training: {message}"):
         resume(make_model(algorithm, **kwargs), tmp_path)
 
@@ -510,8 +510,8 @@ def test_other_logs_are_refused(tmp_path):
 
 def test_monitor_files_of_native_environments_go_on(tmp_path, monkeypatch):
     def learn(folder, stop=np.inf):
-        small, one_thread = dict(screen_size=21), dict(num_threads=1)
-        env = VecFrameStack(make_ale_vec_env("BreakoutNoFrameskip-v4", 2, 0, str(folder), small, one_thread), 2)
+        kwargs = dict(wrapper_kwargs=dict(screen_size=21), vec_env_kwargs=dict(num_threads=1))
+        env = VecFrameStack(make_ale_vec_env("BreakoutNoFrameskip-v4", 2, 0, monitor_dir=str(folder), **kwargs), 2)
         callback = [InterruptAt(stop), ExactCheckpointCallback(folder / "checkpoints", save_freq=200)]
         try:
             QA2C("MlpPolicy", env, seed=0, device="cpu").learn(800, callback)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.wrappers import DtypeObservation
 from stable_baselines3 import A2C
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.envs import FakeImageEnv
@@ -62,6 +63,33 @@ def make_like(lean):
     other = LeanNatureCNN(IMAGE, dtype=str(lean.dtype).removeprefix("torch."))
     other.load_state_dict(lean.state_dict())
     return other
+
+
+def test_a_layer_that_was_replaced_is_the_one_that_is_computed():
+    plain, lean = make(NatureCNN), make(LeanNatureCNN)
+    # With this padding it has 21 x 21 positions instead of 20 x 20, which the next layer makes 9 x 9 too
+    lean.cnn[0] = th.nn.Conv2d(4, 32, kernel_size=8, stride=4, padding=2, padding_mode="reflect")
+    lean.linear[0] = th.nn.Linear(lean.linear[0].in_features, 512)
+    plain.cnn, plain.linear = lean.cnn, lean.linear
+    with th.no_grad():
+        th.testing.assert_close(lean(images(2)), plain(images(2).float() / 255), rtol=1e-4, atol=1e-5)
+
+
+class OwnCNN(LeanNatureCNN):
+    """A network of the user's."""
+
+
+@pytest.mark.parametrize("algorithm", [A2C, QA2C])
+def test_a_subclass_has_the_layers_behind_it_that_a_subclass_of_nature_cnn_has(algorithm):
+    class OwnNatureCNN(NatureCNN):
+        pass
+
+    assert LeanNatureCNN == NatureCNN and OwnCNN == OwnCNN and OwnCNN not in (NatureCNN, LeanNatureCNN)
+    plain, lean = (
+        algorithm("CnnPolicy", FakeImageEnv(), policy_kwargs=dict(features_extractor_class=cls)).policy.mlp_extractor
+        for cls in (OwnNatureCNN, OwnCNN)
+    )
+    assert repr(plain) == repr(lean) and len(lean.policy_net) > 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -332,6 +360,17 @@ def test_minatars_network_normalises_its_layers_before_their_relu(layer_norm):
     th.testing.assert_close(network(grids), th.relu(hidden))
 
 
+def test_images_are_refused_by_minatars_network():
+    """SB3 would move the channels of the first one to the front, and takes the second one as it is."""
+    policy_kwargs = dict(features_extractor_class=MinAtarCNN)
+    last, first = (FakeImageEnv(screen_height=10, screen_width=10, n_channels=4, channel_first=c) for c in (False, True))
+    for env in (last, first):
+        with pytest.raises(ValueError, match=r"grids with channels last, but Box.*uint8.*DtypeObservation"):
+            QA2C("MlpPolicy", env, policy_kwargs=policy_kwargs)
+    model = QA2C("MlpPolicy", DtypeObservation(last, np.float32), policy_kwargs=policy_kwargs)
+    assert model.policy.features_extractor.cnn[0].in_channels == 4
+
+
 def test_an_unknown_place_for_layer_normalisation_is_refused_by_minatars_network():
     with pytest.raises(ValueError, match="`layer_norm` must be None, 'linear' or 'all', but 'cnn' was given"):
         MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm="cnn")
@@ -349,6 +388,12 @@ def test_minatars_network_has_one_memory_layout_in_both_directions(layer_norm):
     features.sum().backward()
     assert len(outputs) == len(network.cnn) - 1
     assert all(output.is_contiguous() and output.grad.is_contiguous() for output in outputs)
+
+
+@pytest.mark.parametrize("name", ["n_layers", "features_dim"])
+def test_a_shared_body_without_layers_or_units_is_refused(name):
+    with pytest.raises(ValueError, match=f"`{name}` must be an integer, at least 1, but 0 was given"):
+        SharedMlp(spaces.Box(0, 1, (4,)), **{name: 0})
 
 
 @pytest.mark.parametrize("algorithm", [QA2C, A2C])

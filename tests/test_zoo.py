@@ -19,7 +19,7 @@ import torch as th
 import yaml
 from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 
-from sb3_qac import QA2C, QPPO, REINFORCE, commands, zoo
+from sb3_qac import QA2C, QPPO, REINFORCE, commands, doctor, zoo
 from sb3_qac.__main__ import main
 from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.zoo import search_space
@@ -334,6 +334,31 @@ def test_doctor_says_that_the_hook_is_switched_off(monkeypatch, capsys):
     assert "[!!] hook switch: off" in printed
     assert "[!!] RL Zoo: `python -m rl_zoo3.train` does not know qa2c" in printed
     assert "python -m sb3_qac zoo train" in printed
+
+
+def test_doctor_says_that_rl_zoo_does_not_answer(monkeypatch, capsys):
+    monkeypatch.setattr("sb3_qac.doctor.TIMEOUT", 0.01)
+    assert main(["doctor"]) == 1
+    assert "[!!] RL Zoo: `import rl_zoo3` takes more than 0.01 seconds\n     -> Run " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("builds", "finding"),
+    [
+        (["opencv-contrib-python"], "[ok] OpenCV: opencv-contrib-python\n"),
+        (
+            ["opencv-python-headless", "opencv-contrib-python"],
+            "[!!] OpenCV: opencv-python-headless and opencv-contrib-python\n",
+        ),
+        ([], "[!!] OpenCV: missing\n"),
+    ],
+)
+def test_doctor_knows_all_builds_of_opencv(builds, finding, monkeypatch, capsys):
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: name in builds if name.startswith("opencv") else version(name))
+    monkeypatch.setattr(doctor, "TIMEOUT", 0.01)
+    main(["doctor"])
+    assert finding in capsys.readouterr().out
 
 
 def test_doctor_says_that_the_hook_is_missing(monkeypatch, capsys):

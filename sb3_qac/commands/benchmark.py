@@ -90,8 +90,15 @@ def run(args: argparse.Namespace) -> int:
         raise
     # The output of an earlier call may be complete
     output = args.output.with_stem(f"{args.output.stem}-interrupted") if report.get("interrupted") else args.output
-    benchmark.write_report(report, output)
+    failure = None
+    try:
+        benchmark.write_report(report, output)
+    except OSError as error:
+        # The measurements took long: they are printed all the same
+        failure = f"benchmark: {output} could not be written ({error.strerror})."
     print(json.dumps(report, indent=1) if args.json else "\n".join(module.tables(report)))
+    if failure is not None:
+        sys.exit(failure)
     if report.get("interrupted"):
         kept = f"{output} has the complete rounds"
         if report["interrupted"] == benchmark.INTERRUPTED:
@@ -108,13 +115,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.checks import check_number
-    from sb3_qac.common.files import make_folder
+    from sb3_qac.common.files import check_writable, make_folder
     from sb3_qac.study.benchmark import contenders_of, run_benchmark
     from sb3_qac.study.until_return import run_until_return
 
     if args.output.is_dir() or args.output.suffix == ".runs":
         raise ValueError(f"`output` must be a JSON file, but {args.output} is a folder or the name of one. Name a file.")
     make_folder(args.output.absolute().parent)
+    check_writable(args.output)
     contenders = contenders_of(args.env, args.algos, args.variants)
     if args.until_return is None:
         for option in ("steps", "seeds", "eval_freq", "eval_episodes"):

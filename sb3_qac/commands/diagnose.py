@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             results[str(folder)] = result
             if not args.json:
                 print("\n".join([f"## {folder}", "", *tables(result), ""]), flush=True)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         failure = f"diagnose: {error}"
     if args.json:
         print(json.dumps(results, indent=1))

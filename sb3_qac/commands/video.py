@@ -32,12 +32,14 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code
     """
+    from sb3_qac.study.loading import check_run
     from sb3_qac.study.video import record_videos, summary
 
     output = args.output or args.folder / "videos"
     try:
+        check_run(args.folder)
         returns = record_videos(args.folder, output, args.games, args.fps, args.gif)
-    except (ValueError, gym.error.Error) as error:
+    except (OSError, ValueError, gym.error.Error) as error:
         # Classic control draws with pygame, which is an extra of gymnasium
         sys.exit(f"video: {error}")
     print(json.dumps(returns) if args.json else "\n".join([*summary(returns), f"The videos are in {output}."]))

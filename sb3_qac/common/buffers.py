@@ -15,8 +15,11 @@ class DeviceRolloutBuffer(RolloutBuffer):
 
     SB3's rollout buffer collects every minibatch on the CPU and sends it, so with ``n_epochs`` epochs each observation is sent
     ``n_epochs`` times. The minibatches of both are identical, unless the buffer is changed between two of them. For a GPU the
-    observations are kept in pinned memory. On the CPU there is nothing to send, and SB3's buffer needs less memory. Not for
-    ``Dict`` observations. Use it with ``rollout_buffer_class=DeviceRolloutBuffer`` in any on-policy algorithm.
+    observations are kept in pinned memory. On the CPU there is nothing to send, and SB3's buffer needs less memory.
+
+    Use it with ``rollout_buffer_class=DeviceRolloutBuffer`` in QA2C, QPPO, A2C, PPO and sb3-contrib's TRPO, which fill SB3's
+    ``RolloutBuffer``. Not for algorithms that have a buffer of their own (MaskablePPO, RecurrentPPO) or use none (REINFORCE),
+    and not for ``Dict`` observations.
 
     :param buffer_size: Max number of element in the buffer
     :param observation_space: Observation space

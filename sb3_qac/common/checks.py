@@ -137,17 +137,17 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"`{name}` must be {allowed}, but {value!r} was given.")
 
 
-def check_policy_class(policy_class: type, base_class: type, aliases: Iterable[str]) -> None:
+def check_policy_class(policy_class: Any, base_class: type, aliases: Iterable[str]) -> None:
     """
     :param policy_class: Class of the policy
-    :param base_class: Policy with a Q-value head that it must be or inherit from
+    :param base_class: Policy that it must be or inherit from
     :param aliases: Names of policies that can be used, for the message
-    :raises ValueError: if it does not inherit from that policy
+    :raises ValueError: if it is no class that inherits from that policy
     """
-    if not issubclass(policy_class, base_class):
+    if not isinstance(policy_class, type) or not issubclass(policy_class, base_class):
         raise ValueError(
-            f"The policy {policy_class.__name__} has no Q-value head. "
-            f"Use one of {', '.join(aliases)} or a subclass of {base_class.__name__}."
+            f"`policy` must be {', '.join(map(repr, aliases))} or a subclass of {base_class.__name__}, "
+            f"but {policy_class!r} was given."
         )
 
 

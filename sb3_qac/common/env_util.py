@@ -32,6 +32,8 @@ def make_ale_vec_env(
     env_id: str,
     n_envs: int = 1,
     seed: int | None = None,
+    # The order of `make_atari_env` ends here: its next argument is `start_index`
+    *,
     monitor_dir: str | None = None,
     wrapper_kwargs: dict[str, Any] | None = None,
     vec_env_kwargs: dict[str, Any] | None = None,
@@ -79,7 +81,7 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
     others = dict(fire_reset=is_wrapped(env.envs[0], FireResetEnv), render_mode=None)
     seed, n_envs, env_id = env._seeds[0], env.num_envs, env.envs[0].spec.id  # type: ignore[union-attr]
     env.close()
-    return make_ale_vec_env(env_id, n_envs, seed, monitor_dir, settings, others)
+    return make_ale_vec_env(env_id, n_envs, seed, monitor_dir=monitor_dir, wrapper_kwargs=settings, vec_env_kwargs=others)
 
 
 def _check_replaceable(env: gym.Env) -> None:

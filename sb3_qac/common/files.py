@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,22 @@ def make_folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{path} cannot be made a folder ({error.strerror}). Name another one.") from None
-    if not os.access(path, os.W_OK):
-        raise ValueError(f"No file can be written into {path}, because of its permissions or its disk. Name another folder.")
+    check_writable(path)
     return path
+
+
+def check_writable(path: Path) -> None:
+    """
+    :param path: A folder, or a file that need not be there yet
+    :raises ValueError: if nothing can be written there
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path if path.is_dir() else path.absolute().parent).close()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror}). Name another one.") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -2,10 +2,11 @@
 
 import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 
-from sb3_qac.common.checks import check_number
+from sb3_qac.common.checks import check_choice, check_number
 
 
 def check_schedule(name: str, value: float | str | Schedule) -> FloatSchedule:
@@ -49,9 +50,16 @@ def current_value(name: str, value: float | str | Schedule, progress_remaining: 
 
 class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
     """
-    SB3's ``OnPolicyAlgorithm``, whose learning rate can be neither negative nor NaN, and whose progress remaining never falls
-    below 0. It has no other change.
+    SB3's ``OnPolicyAlgorithm``, whose learning rate may be anything that ``check_schedule`` takes, but neither negative nor
+    NaN, and whose progress remaining never falls below 0. An unknown policy's name is refused with those that are known.
     """
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        check_choice("policy", policy_name, list(self.policy_aliases))
+        return super()._get_policy_from_name(policy_name)
+
+    def _setup_lr_schedule(self) -> None:
+        self.lr_schedule = check_schedule("learning_rate", self.learning_rate)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)

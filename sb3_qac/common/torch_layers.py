@@ -5,23 +5,23 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import torch as th
-from stable_baselines3.common.preprocessing import get_flattened_obs_dim
+from stable_baselines3.common.preprocessing import get_flattened_obs_dim, is_image_space
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN, create_mlp
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_qac.common.checks import check_choice
+from sb3_qac.common.checks import check_choice, check_integer
 
 
 class _SameAsNatureCNN(type):
     """
-    Makes a class compare equal to ``NatureCNN``. SB3 and sb3-contrib leave out the hidden layers behind the features extractor
-    if ``features_extractor_class == NatureCNN``. They must do the same for this class, which is the same network computed
-    faster.
+    Makes ``LeanNatureCNN`` compare equal to ``NatureCNN``. SB3 and sb3-contrib leave out the hidden layers behind the features
+    extractor if ``features_extractor_class == NatureCNN``. They must do the same for this class, which is the same network
+    computed faster. A subclass may be another network, so it is equal to itself only, as a subclass of ``NatureCNN`` is.
     """
 
     def __eq__(cls, other: object) -> bool:
-        return other is NatureCNN or super().__eq__(other)
+        return (cls is LeanNatureCNN and other is NatureCNN) or super().__eq__(other)
 
     __hash__ = type.__hash__
 
@@ -36,7 +36,8 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
     ``takes_pixels``). Images that SB3 has divided by 255 are multiplied back, which gives exactly the same pixels, so both
     ways give the same features. In "float32" only the rounding differs from ``NatureCNN``. "bfloat16" computes the layers with
     8 significant bits and changes results beyond rounding. Parameters, their gradients, the returned features and everything
-    behind them stay in float32.
+    behind them stay in float32. A convolution in ``cnn`` and the linear layer may be replaced by others of their kind; the
+    activation function is always ReLU.
 
     :param observation_space: Observation space, images with channels first
     :param features_dim: Number of features
@@ -64,18 +65,23 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
         # Whether ``forward`` takes uint8 images too, so that a policy need not make floats of them
         self.takes_pixels = not normalized_image
         self.dtype: th.dtype = getattr(th, dtype)
-        self.convolutions = [layer for layer in self.cnn if isinstance(layer, nn.Conv2d)]
         if layer_norm is not None:
             # One group is the whole layer: mean and variance are over channels and positions
             self.linear_norm = nn.GroupNorm(1, features_dim)
         if layer_norm == "all":
-            self.cnn_norms = nn.ModuleList(nn.GroupNorm(1, layer.out_channels) for layer in self.convolutions)
-        # Layers in the order of the forward pass, each with its normalisation
-        norms = getattr(self, "cnn_norms", [None] * len(self.convolutions))
-        self._layers = [*zip(self.convolutions, norms, strict=True), (self.linear[0], getattr(self, "linear_norm", None))]
+            self.cnn_norms = nn.ModuleList(
+                nn.GroupNorm(1, layer.out_channels) for layer in self.cnn if isinstance(layer, nn.Conv2d)
+            )
         # Within ``constant_weights``: the prepared weights, once they are made
         self._keeps_weights = False
         self._kept: tuple[list[tuple[int, int]], list[th.Tensor]] | None = None
+
+    @property
+    def _layers(self) -> list[tuple[Any, Any]]:
+        """Layers in the order of the forward pass, each with its normalisation. Read anew, because a user may replace one."""
+        convolutions = [layer for layer in self.cnn if isinstance(layer, nn.Conv2d)]
+        norms = getattr(self, "cnn_norms", [None] * len(convolutions))
+        return [*zip(convolutions, norms, strict=True), (self.linear[0], getattr(self, "linear_norm", None))]
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         """
@@ -89,7 +95,7 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
         hidden = observations.to(self.dtype).contiguous(memory_format=th.channels_last)
         for layer, norm in self._layers:
             if isinstance(layer, nn.Conv2d):
-                hidden = F.conv2d(hidden, next(weights), next(weights), layer.stride)
+                hidden = layer._conv_forward(hidden, next(weights), next(weights))
             else:
                 hidden = F.linear(hidden.flatten(1), next(weights), next(weights))
             if norm is not None:
@@ -155,11 +161,12 @@ class MinAtarCNN(BaseFeaturesExtractor):
 
     Paper: MinAtar, Young and Tian 2019, https://arxiv.org/abs/1903.03176
 
-    :param observation_space: Observation space, grids with channels last, shape (height, width, channels), at least 3 x 3
+    :param observation_space: Observation space, grids with channels last, shape (height, width, channels), at least 3 x 3. Not
+        images (uint8 from 0 to 255), whose channels SB3 moves to the front
     :param features_dim: Number of features
     :param layer_norm: Where to normalise before the ReLU, over all units of a layer: None or False for nowhere, "linear" for
         the linear layer, "all" or True for both (PQN, Gallici et al. 2024, https://arxiv.org/abs/2407.04811)
-    :raises ValueError: for another place for layer normalisation
+    :raises ValueError: for another place for layer normalisation, or for images
     """
 
     def __init__(
@@ -170,6 +177,11 @@ class MinAtarCNN(BaseFeaturesExtractor):
     ) -> None:
         if layer_norm not in (None, False, "linear", "all", True):
             raise ValueError(f"`layer_norm` must be None, 'linear' or 'all', but {layer_norm!r} was given.")
+        if is_image_space(observation_space):
+            raise ValueError(
+                f"`MinAtarCNN` takes grids with channels last, but {observation_space} is an image, whose channels SB3 moves "
+                "to the front. Make them bool or float32, for instance with `gymnasium.wrappers.DtypeObservation`."
+            )
         super().__init__(observation_space, features_dim)
         height, width, n_channels = observation_space.shape
 
@@ -225,12 +237,14 @@ class SharedMlp(BaseFeaturesExtractor):
     :param features_dim: Number of units of each layer
     :param n_layers: Number of layers
     :param layer_norm: Whether to normalise each layer before its activation function
-    :raises ValueError: if ``layer_norm`` is neither True nor False
+    :raises ValueError: for a number below 1, or if ``layer_norm`` is neither True nor False
     """
 
     def __init__(
         self, observation_space: gym.Space, features_dim: int = 128, n_layers: int = 2, layer_norm: bool = False
     ) -> None:
+        check_integer("features_dim", features_dim, minimum=1)
+        check_integer("n_layers", n_layers, minimum=1)
         check_choice("layer_norm", layer_norm, (False, True))
         super().__init__(observation_space, features_dim)
         n_inputs = get_flattened_obs_dim(observation_space)

@@ -43,8 +43,9 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
     :param optimizer_kwargs: Additional keyword arguments,
         excluding the learning rate, to pass to the optimizer
     :param dueling: Whether ``q_net`` is a ``DuelingHead``
-    :param kwargs: Arguments of ``ActorCriticPolicy`` for continuous actions, such as ``use_sde``.
-        SB3 passes them, and files of saved policies contain them; they have no effect here.
+    :param kwargs: Arguments of ``ActorCriticPolicy`` for continuous actions, such as ``log_std_init``.
+        SB3 passes them, and files of saved policies contain them; they have no effect here. But SB3 takes neither
+        ``use_sde=True`` nor ``squash_output=True`` with ``Discrete`` actions.
     """
 
     action_space: spaces.Discrete
@@ -223,8 +224,9 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
     :param optimizer_kwargs: Additional keyword arguments,
         excluding the learning rate, to pass to the optimizer
     :param dueling: Whether ``q_net`` is a ``DuelingHead``
-    :param kwargs: Arguments of ``ActorCriticCnnPolicy`` for continuous actions, such as ``use_sde``.
-        SB3 passes them, and files of saved policies contain them; they have no effect here.
+    :param kwargs: Arguments of ``ActorCriticCnnPolicy`` for continuous actions, such as ``log_std_init``.
+        SB3 passes them, and files of saved policies contain them; they have no effect here. But SB3 takes neither
+        ``use_sde=True`` nor ``squash_output=True`` with ``Discrete`` actions.
     """
 
     def __init__(
@@ -284,8 +286,9 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
     :param optimizer_kwargs: Additional keyword arguments,
         excluding the learning rate, to pass to the optimizer
     :param dueling: Whether ``q_net`` is a ``DuelingHead``
-    :param kwargs: Arguments of ``MultiInputActorCriticPolicy`` for continuous actions, such as ``use_sde``.
-        SB3 passes them, and files of saved policies contain them; they have no effect here.
+    :param kwargs: Arguments of ``MultiInputActorCriticPolicy`` for continuous actions, such as ``log_std_init``.
+        SB3 passes them, and files of saved policies contain them; they have no effect here. But SB3 takes neither
+        ``use_sde=True`` nor ``squash_output=True`` with ``Discrete`` actions.
     """
 
     def __init__(

@@ -65,7 +65,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
     :param learning_rate: The learning rate, it can be a function
-        of the current progress remaining (from 1 to 0)
+        of the current progress remaining (from 1 to 0), or "lin_1e-3", RL Zoo's name of the schedule that falls linearly from
+        1e-3 to 0
     :param n_steps: The number of steps to run for each environment per update
         (i.e. batch size is n_steps * n_env where n_env is number of environment copies running in parallel)
     :param gamma: Discount factor, between 0 and 1
@@ -110,7 +111,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         self,
         policy: str | type[ActorCriticQPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 1.5e-3,
+        learning_rate: float | str | Schedule = 1.5e-3,
         n_steps: int = 5,
         gamma: float = 0.99,
         gae_lambda: float = 1.0,
@@ -138,7 +139,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         super().__init__(
             policy,
             env,
-            learning_rate=learning_rate,
+            learning_rate=learning_rate,  # type: ignore[arg-type]
             n_steps=n_steps,
             gamma=gamma,
             gae_lambda=gae_lambda,
@@ -187,6 +188,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         super()._setup_model()
 
     def _check_arguments(self) -> None:
+        check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
         for name in ("pg_coef", "ent_coef", "vf_coef", "beta"):
             check_number(name, getattr(self, name))
@@ -201,7 +203,6 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                 f"`beta` ({self.beta}) corrects the all-action estimator and cannot go with policy_gradient='sampled'. "
                 "Set `beta=0`, or `policy_gradient='all-action'`."
             )
-        check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)

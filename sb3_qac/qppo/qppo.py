@@ -217,18 +217,18 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
         self._check_arguments()
         self.clip_range = check_schedule("clip_range", self.clip_range)
-        # Numbers stay numbers, because SB3's users read and set them
-        for name in ("learning_rate", "ent_coef"):
-            if not isinstance(getattr(self, name), numbers.Real):
-                setattr(self, name, check_schedule(name, getattr(self, name)))
+        # A number stays a number, because SB3's users read and set it
+        if not isinstance(self.ent_coef, numbers.Real):
+            self.ent_coef = check_schedule("ent_coef", self.ent_coef)  # type: ignore[assignment]
         super()._setup_model()
 
     def _check_arguments(self) -> None:
+        check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
         for name in ("vf_coef", "kl_coef", "beta", "shrinkage"):
             check_number(name, getattr(self, name))
         check_number("sigma_min", self.sigma_min, minimum=1e-8)
-        for name in ("learning_rate", "clip_range", "ent_coef"):
+        for name in ("clip_range", "ent_coef"):
             check_schedule(name, getattr(self, name))
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
@@ -244,7 +244,6 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                     f"`target_kl` ({self.target_kl}) adapts `kl_coef` ({self.kl_coef}) by factors, so both must be above 0. "
                     "Leave `target_kl` out to keep the coefficient fixed."
                 )
-        check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
 
     def _warn_of_truncated_batches(self) -> None:
         """The same warning as in PPO: it reveals mistakes in `n_steps`, `n_envs` and `batch_size`."""
@@ -252,8 +251,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         if buffer_size % self.batch_size > 0:
             warnings.warn(
                 f"`batch_size` is {self.batch_size}, but the rollout has `n_steps * n_envs` = {self.n_steps} * {self.n_envs} "
-                f"steps: after every {buffer_size // self.batch_size} whole minibatches there will be a truncated one of "
-                f"{buffer_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
+                f"steps: the last minibatch of each epoch is truncated to {buffer_size % self.batch_size}. "
+                "We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
                 stacklevel=3,
             )
 

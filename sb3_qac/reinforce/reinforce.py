@@ -1,3 +1,4 @@
+import warnings
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -10,7 +11,15 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.common.checks import check_finite, check_integer, check_max_grad_norm, check_number
+from sb3_qac.common.checks import (
+    check_choice,
+    check_finite,
+    check_integer,
+    check_max_grad_norm,
+    check_number,
+    check_observation_space,
+    check_policy_class,
+)
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm
 
@@ -55,7 +64,8 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy). These are SB3's; their V is the baseline
     :param env: The environment to learn from (if registered in Gym, can be str). Its episodes must end.
     :param learning_rate: The learning rate, it can be a function
-        of the current progress remaining (from 1 to 0)
+        of the current progress remaining (from 1 to 0), or "lin_1e-3", RL Zoo's name of the schedule that falls linearly from
+        1e-3 to 0
     :param n_episodes: Number of whole episodes that each environment contributes to an update
     :param gamma: Discount factor, between 0 and 1
     :param return_to_go: Whether G_t is the discounted sum of the rewards from t on. If False, it is the sum over the whole
@@ -88,7 +98,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         self,
         policy: str | type[ActorCriticPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 1e-3,
+        learning_rate: float | str | Schedule = 1e-3,
         n_episodes: int = 1,
         gamma: float = 0.99,
         return_to_go: bool = True,
@@ -108,7 +118,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         super().__init__(
             policy,
             env,
-            learning_rate=learning_rate,
+            learning_rate=learning_rate,  # type: ignore[arg-type]
             # Episodes have no fixed length: SB3's buffer stays unused
             n_steps=1,
             gamma=gamma,
@@ -137,8 +147,12 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
+        check_policy_class(self.policy_class, ActorCriticPolicy, self.policy_aliases)
+        check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticPolicy))
         check_integer("n_episodes", self.n_episodes, minimum=1)
         check_number("gamma", self.gamma, maximum=1)
+        for name in ("return_to_go", "baseline", "normalize_returns"):
+            check_choice(name, getattr(self, name), (False, True))
         for name in ("ent_coef", "vf_coef"):
             check_number(name, getattr(self, name))
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
@@ -165,12 +179,15 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
 
+        first = self.num_timesteps == self._num_timesteps_at_start
         if not np.all(self._last_episode_starts):
             self._last_obs = env.reset()  # type: ignore[assignment]
         observations, actions, rewards, dones, played = [], [], [], [], []
         n_done = np.zeros(env.num_envs, dtype=int)
         while np.any(n_done < self.n_episodes):
             if self.num_timesteps >= self._total_timesteps:
+                if first:
+                    self._warn_of_no_update(n_done)
                 return False
             playing = n_done < self.n_episodes
             obs = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
@@ -208,6 +225,16 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
+
+    def _warn_of_no_update(self, n_done: np.ndarray) -> None:
+        """:param n_done: Number of episodes that each environment has ended"""
+        needed = np.full_like(n_done, self.n_episodes)
+        warnings.warn(
+            f"`learn` ends after {self.num_timesteps - self._num_timesteps_at_start} steps without an update. An update needs "
+            f"{needed.sum()} whole episodes, `n_episodes` of each environment, but {np.minimum(n_done, needed).sum()} have "
+            "ended. Give more `total_timesteps`.",
+            stacklevel=5,
+        )
 
     def _for_env(self, actions: np.ndarray) -> np.ndarray:
         if not isinstance(self.action_space, spaces.Box):

@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import explained_variance, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
-from sb3_qac.common.files import write_atomically
+from sb3_qac.common.files import check_writable, write_atomically
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
@@ -27,7 +27,7 @@ from sb3_qac.study.agents import check_same_environments
 from sb3_qac.study.branching import judge_branches, play_all_actions
 from sb3_qac.study.callbacks import NoCallback
 from sb3_qac.study.gradients import GradientMoments, batch_of, estimators_of, gradient_of, scale_of
-from sb3_qac.study.loading import DIAGNOSIS_FILE
+from sb3_qac.study.loading import DIAGNOSIS_FILE, check_run
 from sb3_qac.study.manager import environments_of
 from sb3_qac.study.run import read_run
 from sb3_qac.study.snapshots import normalize_as, points_of
@@ -178,13 +178,14 @@ def diagnose_run(
     :param n_states: States at each point from which every action is played
     :param n_repeats: How often each action is played
     :return: the result of ``diagnose_model`` at each point
-    :raises ValueError: if the folder has no run of QA2C or QPPO with snapshots
+    :raises ValueError: if the folder has no run of QA2C or QPPO with snapshots, or cannot be written
     """
     check_number("rollouts", n_rollouts, minimum=MIN_ROLLOUTS)
     check_number("points", n_points, minimum=1)
     check_number("threads", n_threads, minimum=1)
     check_number("states", n_states)
     check_number("repeats", n_repeats, minimum=2)
+    check_run(folder)
     run = read_run(folder)
     if run.algo not in DIAGNOSED:
         raise ValueError(
@@ -197,6 +198,7 @@ def diagnose_run(
     snapshots = points_of(sorted((folder / "snapshots").glob("*.zip")), n_points)
     if not snapshots:
         raise ValueError(f"There are no snapshots in {folder}. `python -m sb3_qac study` keeps them.")
+    check_writable(folder)
     register()
     check_same_environments(run, folder)
     th.set_num_threads(n_threads)

@@ -1,6 +1,7 @@
 """Records of a study, from the folders of its runs or from its packed form."""
 
 import contextlib
+import difflib
 import io
 import json
 import zipfile
@@ -113,6 +114,23 @@ def _check_no_run(folder: Path) -> None:
     if (folder / "run.json").is_file():
         raise ValueError(
             f"{folder} is a run of a study, not a study. Name the folder that contains it, {folder.resolve().parent}."
+        )
+
+
+def check_run(folder: Path) -> None:
+    """
+    :param folder: Folder of a run
+    :raises ValueError: if there is no such folder, but there are runs next to it; the message has the most similar names
+    """
+    if folder.is_dir():
+        return
+    # Reports have the field's names, and folders may have those of the course's document
+    names = {field_name(run.name): run.name for run in runs_of(folder.parent).values() if run.parent == folder.parent}
+    similar = difflib.get_close_matches(folder.name, names, n=3, cutoff=0)
+    if similar:
+        raise ValueError(
+            f"There is no folder {folder}. Runs in {folder.parent} with similar names: "
+            + ", ".join(names[name] if names[name] == name else f"{names[name]} ({name})" for name in similar)
         )
 
 
