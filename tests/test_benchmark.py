@@ -160,7 +160,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured
         with monkeypatch.context() as patch:
             patch.setattr(replaced, refused)
             with pytest.raises(
-                SystemExit, match=rf"^benchmark: {output} cannot be written \(Permission denied\)\. Name another one\.$"
+                SystemExit,
+                match=rf"^benchmark: {output if exists else tmp_path} cannot be written \(Permission denied\)\. Name another one\.$",
             ):
                 main(["benchmark", "--output", str(output)])
         assert output.exists() == exists
