@@ -159,10 +159,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured
             output.touch()
         with monkeypatch.context() as patch:
             patch.setattr(replaced, refused)
-            with pytest.raises(
-                SystemExit,
-                match=rf"^benchmark: {output if exists else tmp_path} cannot be written \(Permission denied\)\. Name another one\.$",
-            ):
+            named = output if exists else tmp_path
+            with pytest.raises(SystemExit, match=rf"^benchmark: {named} cannot be written \(Permission denied\)\."):
                 main(["benchmark", "--output", str(output)])
         assert output.exists() == exists
 

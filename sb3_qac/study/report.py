@@ -176,12 +176,13 @@ def draw_relative(relative: RelativeReturns, path: Path) -> None:
     for (group, means), style in zip(relative.means.items(), _styles(relative.means), strict=True):
         for panel, x in zip(panels, (relative.timesteps, relative.minutes[group]), strict=True):
             panel.plot(x, means, **style, linewidth=2, label=group, marker=marker)
-            panel.fill_between(x, *relative.intervals[group], color=style["color"], alpha=0.2, linewidth=0)
+            panel.fill_between(x, *relative.intervals[group], color=style["color"], alpha=0.12, linewidth=0)
     panels[0].set_xlabel("environment steps")
     panels[0].xaxis.set_major_formatter(EngFormatter())
     panels[1].set_xlabel("minutes of training")
     panels[0].set_ylabel(f"return, relative to {relative.reference} at the end")
-    panels[0].legend()
+    # Above the panels, because the lines of a learning curve leave no corner free
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
     for panel in panels:
         panel.axhline(1, color="grey", linewidth=0.6, linestyle="--")
         panel.grid(alpha=0.3)
