@@ -1,5 +1,8 @@
 """The curves that SB3 does not log."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch as th
@@ -108,6 +111,21 @@ def test_a_training_goes_on_after_ctrl_c_in_the_middle_of_an_update():
     hook.remove()
     model.learn(100, curves)
     assert curves.grad_norm == pytest.approx(model.logger.name_to_value["train/grad_norm"], rel=1e-5)
+
+
+def test_a_model_whose_training_was_interrupted_is_freed():
+    class Interrupt(BaseCallback):
+        def _on_step(self):
+            if self.num_timesteps > 200:
+                raise KeyboardInterrupt
+            return True
+
+    model = QA2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), seed=0, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(400, [Interrupt(), CurvesCallback()])
+    model = weakref.ref(model)
+    gc.collect()
+    assert model() is None
 
 
 def test_rows_are_of_the_last_update_before_they_are_written():

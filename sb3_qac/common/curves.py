@@ -44,21 +44,25 @@ class CurvesCallback(BaseCallback):
         # Anew for each update, because parameters may be frozen and freed, and an interrupted training had no end
         self._on_training_end()
         parameters = [parameter for parameter in self.model.policy.parameters() if parameter.requires_grad]
-        self._squares = []
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._add_gradient) for parameter in parameters]
+        squares: list[th.Tensor] = []
+
+        # Not a method: autograd holds it in C++, where the garbage collector would not see a cycle through the model. After
+        # Ctrl-C its environments would live on until the process ends
+        def add_gradient(parameter: th.Tensor) -> None:
+            assert parameter.grad is not None
+            squares.append(parameter.grad.detach().square().sum())
+
+        self._squares = squares
+        self._hooks = [parameter.register_post_accumulate_grad_hook(add_gradient) for parameter in parameters]
         self._hooks.append(self.model.policy.optimizer.register_step_pre_hook(self._end_gradient))
 
     def _on_training_end(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _add_gradient(self, parameter: th.Tensor) -> None:
-        assert parameter.grad is not None
-        self._squares.append(parameter.grad.detach().square().sum())
-
     def _end_gradient(self, *_: Any) -> None:
         self.grad_norm = float(th.stack(self._squares).sum().sqrt()) if self._squares else 0.0
-        self._squares = []
+        self._squares.clear()
 
     def _on_step(self) -> bool:
         assert self.last_returns is not None
