@@ -955,6 +955,24 @@ def test_the_command_line_says_what_is_wrong(arguments, message):
         main(["study", *arguments])
 
 
+def test_a_log_file_gets_a_line_when_a_run_ends(tmp_path, capsys, monkeypatch):
+    def train(run):
+        # What was printed before
+        seen.append(capsys.readouterr().err)
+        if run.seed == 1:
+            return "no memory"
+        speed = {"steps_per_second": 4.0, "training_return": None}
+        status = {"finished": True, "steps": 200, "total": 200, "seconds": 61, "last_evaluation": None, **speed}
+        Path(run.folder).mkdir(parents=True)
+        Path(run.folder, "status.json").write_text(json.dumps(status))
+
+    seen = []
+    monkeypatch.setattr("sb3_qac.study.grid.train_run", train)
+    run_study(make_grid("CartPole-v1", ["a2c"], [0, 1, 2], tmp_path, n_timesteps=200))
+    folder = tmp_path / "a2c_seed"
+    assert seen == ["", f"{folder}-0: 200 steps in 0:01:01, no evaluation\n", f"{folder}-1 failed: no memory\n"]
+
+
 def test_help_names_the_studies(capsys):
     with pytest.raises(SystemExit):
         main(["study", "--help"])
