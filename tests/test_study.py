@@ -728,7 +728,9 @@ def test_a_file_of_hyperparameters_is_checked_before_any_training(text, message,
         main(command)
     assert not list((tmp_path / "out").rglob("run.json"))
     if text.startswith("Acrobot"):
-        with pytest.raises(SystemExit, match="has neither an entry 'atari' nor one for PongNoFrameskip-v4"):
+        with pytest.raises(
+            SystemExit, match=r"not found for qa2c-PongNoFrameskip-v4 in .*no entry of that name and none for all"
+        ):
             main(["study", "PongNoFrameskip-v4", *command[2:]])
 
 

@@ -202,8 +202,6 @@ def hyperparams_of(run: Run) -> dict[str, Any]:
             hyperparams, _ = manager.read_hyperparameters()
     except yaml.YAMLError as error:
         raise ValueError(f"{manager.config} is not a YAML file: {error}") from None
-    except KeyError as error:
-        raise ValueError(f"{manager.config} has neither an entry {error} nor one for {run.env_id}.") from None
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{manager.config} has no hyperparameters by environment: {error}.") from None
     for name in hyperparams:
