@@ -264,10 +264,9 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
                 elif not run.finished:
                     # RL Zoo catches Ctrl-C and does not pass it on
                     raise KeyboardInterrupt
-                if not console.is_terminal:
+                if not console.is_terminal and run.finished:
                     # A log file has the table only once, at the end
-                    lines = [f"{run.folder} failed: {error}"] if error is not None else summary([run])
-                    console.out(*lines, sep="\n", highlight=False)
+                    console.out(*summary([run]), highlight=False)
     finally:
         if not console.is_terminal:
             # `Live` ends its last line in terminals only
