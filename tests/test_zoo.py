@@ -474,9 +474,9 @@ def entries(algo):
     ]
 
 
-# With one environment the rollout is smaller than the minibatch of QPPO and PPO
+# With one environment the rollout is smaller than the minibatch of QPPO and PPO, and REINFORCE has no number of steps
 @pytest.mark.filterwarnings(
-    "ignore:`batch_size` is", "ignore:You have specified a mini-batch size", "ignore:`learn` ends after"
+    "ignore:`batch_size` is", "ignore:You have specified a mini-batch size", "ignore:`learn` ends after 1 steps"
 )
 @pytest.mark.parametrize(
     ("algo", "env_id", "n_timesteps"), [entry for algo in (*zoo.ALGORITHMS, "a2c", "ppo") for entry in entries(algo)]
