@@ -276,6 +276,13 @@ def test_members_of_enums_are_kept_in_all_containers(tmp_path):
     assert same(load_checkpoint(save_checkpoint(tmp_path, 1, state)).state, state)
 
 
+def test_a_member_that_an_enum_no_longer_has_is_no_damage(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 1, {"phase": Games.Phase.DAY})
+    monkeypatch.setattr(Games, "Phase", enum.Enum("Phase", "DUSK"))
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*Phase has no member 'DAY'"):
+        newest_checkpoint(tmp_path)
+
+
 def test_an_enum_that_is_not_imported_is_asked_for(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, {"phase": Games.Phase.DAY})
     monkeypatch.delattr(Games, "Phase")

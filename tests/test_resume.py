@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import functools
 import io
 import itertools
 import json
@@ -48,6 +49,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from tqdm import tqdm
 from wandb.integration.sb3 import WandbCallback
 
 from sb3_qac import QA2C, QPPO, REINFORCE, zoo
@@ -55,6 +57,7 @@ from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.files import read_json
+from sb3_qac.resume.callback_state import is_service
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
 from sb3_qac.resume.state import StateError, get_values
@@ -949,6 +952,12 @@ def test_a_class_may_be_registered_as_one_without_state(tmp_path):
         weight = teacher.weight.clone()
         make_model(QA2C).learn(n_steps, [Holder(teacher), ExactCheckpointCallback(tmp_path)])
         assert th.equal(teacher.weight, weight)
+
+
+def test_methods_of_displays_and_services_are_no_state():
+    bar = tqdm(total=1, disable=True)
+    assert is_service(bar) and is_service(bar.update) and is_service(functools.partial(bar.update, 1))
+    assert not is_service(print) and not is_service(random.Random(0).random)
 
 
 def test_a_part_of_a_callback_that_is_missing_is_asked_for(tmp_path):

@@ -239,7 +239,8 @@ class ExactCheckpointCallback(BaseCallback):
         # Evaluations create the objects of their environments, and a resume resets these too
         objects = dict(objects_in(state["env"], "the environment"))
         for name, values in state["callbacks"]:
-            objects.update(objects_in(values, name))
+            for key, value in values.items():
+                objects.update(objects_in(value, f"{name}.{key}"))
         if self._objects is None:
             self._objects = objects
         for place, kind in objects.items():

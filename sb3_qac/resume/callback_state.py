@@ -1,6 +1,7 @@
 """The state of the callbacks of a training."""
 
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,8 +51,10 @@ def callback_state(callback: BaseCallback, settings: dict[str, Any], seen: set[i
 def is_service(value: Any) -> bool:
     """
     :param value: Value of a callback's attribute
-    :return: Whether it is a display, or the handle of a service
+    :return: Whether it is a display, or the handle of a service, or a method of one
     """
+    value = getattr(value, "func", value) if isinstance(value, functools.partial) else value
+    value = getattr(value, "__self__", value)
     return f"{type(value).__module__}.".startswith(tuple(f"{package}." for package in SERVICES))
 
 

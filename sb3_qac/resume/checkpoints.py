@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from sb3_qac.common.files import write_atomically
-from sb3_qac.resume.state import ObjectState, find_class, is_plain, kind_of
+from sb3_qac.resume.state import ObjectState, StateError, find_class, find_member, is_plain, kind_of, member_of
 
 # Version 1 has no containers and tensors that are the same in several places. Version 2 has no members of enums, and its JSON
 # is in the header, whose size safetensors limits
@@ -163,7 +163,7 @@ def _read(path: Path) -> Checkpoint:
         arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
         tree = arrays.pop(TREE).numpy().tobytes() if TREE in arrays else metadata["state"]
         return Checkpoint(path, _decode(json.loads(tree), arrays, {}))
-    except CheckpointError as error:
+    except (CheckpointError, StateError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     # SyntaxError: NumPy parses the name of a type as Python code
     except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError) as error:
@@ -226,9 +226,7 @@ class _Encoder:
 
     def _encode_once(self, value: Any, name: str) -> Any:
         if isinstance(value, enum.Enum):
-            # Members of a flag may be combined, and then have no name
-            member = {"value": value.value} if isinstance(value, enum.Flag) else {"name": value.name}
-            return {TAG: "enum", "kind": kind_of(value), **member}
+            return {TAG: "enum", "kind": kind_of(value), **member_of(value)}
         if type(value) is list:
             return [self.encode(item, f"{name}/{i}") for i, item in enumerate(value)]
         if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
@@ -370,7 +368,7 @@ def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) 
         found = find_class(value["kind"])
         if not (isinstance(found, type) and issubclass(found, enum.Enum)):
             raise CheckpointError(f"it has a member of the enum {value['kind']}: import the module that defines it.")
-        return found[value["name"]] if "name" in value else found(value["value"])
+        return find_member(found, value)
     if kind in CONTAINERS:
         items = _decode(value["items"], arrays, repeated)
         return deque(items, value["maxlen"]) if kind == "deque" else CONTAINERS[kind](items)

@@ -5,6 +5,7 @@ Nothing is pickled, and reading creates no objects: numbers, arrays and the stat
 attributes of an existing object.
 """
 
+import contextlib
 import ctypes
 import enum
 import functools
@@ -40,6 +41,8 @@ CONSTANTS = (
     types.FunctionType,
     type(functools.lru_cache(None)(len)),
     np.ufunc,
+    # Functions of NumPy that are none
+    type(np.clip),
     type,
     io.IOBase,
     PurePath,
@@ -53,8 +56,9 @@ CONSTANTS = (
     gym.envs.registration.EnvSpec,
 )
 # Of pygame: what shows and plays a game
-PYGAME_CONSTANTS = frozenset({"Surface", "Clock", "Font", "Sound"})
+PYGAME_CONSTANTS = frozenset({"Surface", "Clock", "Font", "Sound", "Color"})
 METHODS = (types.MethodType, types.BuiltinMethodType)
+IMMUTABLE = (str, bytes, int, float, tuple, frozenset)
 PLAIN_DICTS = (dict, OrderedDict)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 # Classes of objects whose number does not change during a training
@@ -101,6 +105,28 @@ def find_class(kind: str) -> Any:
                 found = getattr(found, name, None)
             return found
     return None
+
+
+def member_of(value: enum.Enum) -> dict[str, Any]:
+    """
+    :param value: Member of an enum
+    :return: what ``find_member`` finds it by: its name, or the value of a flag, because members that are combined have no name
+    """
+    return {"member": value._value_ if isinstance(value, enum.Flag) else value._name_}
+
+
+def find_member(kind: type[enum.Enum], found_by: dict[str, Any]) -> enum.Enum:
+    """
+    :param kind: Class of an enum
+    :param found_by: Result of ``member_of``
+    :return: the member
+    :raises StateError: if the enum does not have it any more
+    """
+    member = found_by["member"]
+    try:
+        return kind(member) if issubclass(kind, enum.Flag) else kind[member]
+    except (KeyError, ValueError):
+        raise StateError(f"{kind.__module__}.{kind.__qualname__} has no member {member!r}.") from None
 
 
 def is_plain(value: Any) -> bool:
@@ -254,6 +280,9 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] 
             continue
         if key in plain:
             values[key] = plain[key]
+        elif isinstance(value, enum.Enum):
+            # Its class is not found by its name, but this attribute has it. Several attributes may share one member
+            values[key] = ObjectState(kind_of(value), member_of(value))
         elif _is_built_once(value):
             states = {part: _state_of(item, f"{name}.{key}[{part!r}]", seen) for part, item in _by_key(value).items()}
             values[key] = states if isinstance(value, dict) else list(states.values())
@@ -285,7 +314,8 @@ def is_constant(value: Any, seen: set[int]) -> bool:
         return all(is_plain(item) or id(item) in seen or is_constant(item, seen) for item in used)
     if isinstance(value, METHODS):
         # Functions of modules have one too
-        return id(value.__self__) in seen or value.__self__ is None or is_constant(value.__self__, seen)
+        owner = value.__self__
+        return owner is None or isinstance(owner, IMMUTABLE) or id(owner) in seen or is_constant(owner, seen)
     package = type(value).__module__.partition(".")[0]
     return (
         isinstance(value, CONSTANTS)
@@ -322,9 +352,7 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
     for key, value in values.items():
         current, path = vars(obj).get(key), f"{name}.{key}"
         if isinstance(value, ObjectState) and isinstance(current, enum.Enum) and value.kind == kind_of(current):
-            # From a checkpoint of version 2
-            member, kind = value.values["member"], type(current)
-            vars(obj)[key] = kind(member) if isinstance(current, enum.Flag) else kind[member]
+            vars(obj)[key] = find_member(type(current), value.values)
         elif isinstance(value, ObjectState):
             if current is None and value.kind == "numpy.random._generator.Generator":
                 current = vars(obj)[key] = np.random.default_rng()
@@ -360,11 +388,28 @@ def _(obj: Any, values: dict[str, Any], name: str) -> None:
 
 
 @get_values.register
+def _(obj: functools.partial, name: str, seen: set[int]) -> dict[str, Any]:
+    """The function and the arguments have the state."""
+    used = dict(enumerate((obj.func, *obj.args, *obj.keywords.values())))
+    return {
+        str(i): _state_of(item, f"{name}[{i}]", seen)
+        for i, item in used.items()
+        if not (is_plain(item) or id(item) in seen or is_constant(item, seen))
+    }
+
+
+@set_values.register
+def _(obj: functools.partial, values: dict[str, Any], name: str) -> None:
+    used = (obj.func, *obj.args, *obj.keywords.values())
+    for i, state in values.items():
+        set_state(used[int(i)], state, f"{name}[{i}]")
+
+
+@get_values.register
 def _(obj: np.random.Generator, name: str, seen: set[int]) -> dict[str, Any]:
-    seeds: Any = obj.bit_generator.seed_seq
+    seeds = obj.bit_generator.seed_seq
     # From which `spawn` makes further generators
-    spawned = {"seeds": seeds.state} if getattr(seeds, "n_children_spawned", 0) else {}
-    return {"state": obj.bit_generator.state, **spawned}
+    return {"state": obj.bit_generator.state} | ({"seeds": seeds.state} if isinstance(seeds, np.random.SeedSequence) else {})
 
 
 @set_values.register
@@ -374,8 +419,10 @@ def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
     if kind != here:
         raise StateError(f"{name} is a {here} generator, but its saved state is that of a {kind}.")
     bit_generator.state = values["state"]
-    if "seeds" in values:
-        bit_generator.__setstate__((values["state"], np.random.SeedSequence(**values["seeds"])))
+    if "seeds" in values and values["seeds"] != getattr(bit_generator.seed_seq, "state", None):
+        # Not possible before NumPy 2
+        with contextlib.suppress(TypeError):
+            bit_generator.__setstate__((values["state"], np.random.SeedSequence(**values["seeds"])))
 
 
 @get_values.register
