@@ -46,7 +46,7 @@ PLAYED = (
     "which two halves of the returns have the same sign. Improbable actions have less than half of the uniform probability. "
     "Standard errors are over states."
 )
-N_COLORS = 96
+N_COLORS = 128
 # Settings that change what an evaluation is, or in which numbers an agent computes
 EVALUATED = ("n_eval_episodes", "deterministic", "native", "dtype")
 # Plots of a report, by the name of their file
@@ -232,8 +232,10 @@ def save_figure(figure: Any, path: Path, n_colors: int = N_COLORS) -> None:
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=85)
-    # This quantization method keeps the colours of thin lines
-    image = Image.open(buffer).convert("RGB").quantize(n_colors, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    # This quantization method keeps the colours of thin lines, and k-means those of the intervals
+    image = (
+        Image.open(buffer).convert("RGB").quantize(n_colors, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    )
     image.save(f"{path}.png", optimize=True)
     with plt.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(f"{path}.svg", metadata={"Date": None})
