@@ -272,6 +272,28 @@ def test_returns_are_read_as_they_were_written(live, tmp_path):
     assert read.lengths is None
 
 
+def test_whole_returns_are_written_as_integers(live, tmp_path):
+    record = load_study(live)["CartPole-v1"]["a2c"][0]
+    write_pack({"": [record]}, tmp_path)
+    with lzma.open(tmp_path / "evaluations.csv.xz", "rt") as file:
+        assert file.read().splitlines()[:2] == [
+            "run,steps,return,length",
+            f"a2c_seed-0,{record.timesteps[0]},{record.returns[0, 0]:.0f},{record.lengths[0, 0]}",
+        ]
+
+
+def test_a_pack_of_0_1_0_is_read(packed, tmp_path):
+    """Its evaluations have a column with the number of the episode."""
+    shutil.copytree(packed, tmp_path / "old")
+    path = tmp_path / "old" / "evaluations.csv.xz"
+    episodes = pd.read_csv(path)
+    episodes.insert(2, "episode", episodes.groupby(["run", "steps"]).cumcount())
+    episodes.astype({"return": float}).to_csv(path, index=False)
+    for old, new in zip(*(load_study(folder)["CartPole-v1"]["a2c"] for folder in (tmp_path / "old", packed)), strict=True):
+        np.testing.assert_array_equal(old.returns, new.returns)
+        np.testing.assert_array_equal(old.lengths, new.lengths)
+
+
 def test_curves_are_thinned_to_means_of_consecutive_rows(live):
     record = load_study(live)["CartPole-v1"]["a2c"][0]
     n = 4 * N_POINTS

@@ -93,6 +93,9 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
         for name, (of_runs, float_format) in tables.items():
             if of_runs:
                 table = pd.concat(of_runs, ignore_index=True)
+                if name == EVALUATIONS_FILE:
+                    # Whole numbers have no ".0"
+                    table = table.convert_dtypes()
                 table.to_csv(new / name, index=False, float_format=float_format, compression=XZ, lineterminator="\n")
         if diagnoses:
             lines = [f"{json.dumps(path)}: {json.dumps(points)}" for path, points in diagnoses.items()]
@@ -186,14 +189,13 @@ def command_of(settings: dict[str, Any]) -> str:
 def evaluations_of(record: Record) -> pd.DataFrame:
     """
     :param record: Record of a run with evaluations
-    :return: a row for each episode
+    :return: a row for each episode, in the order in which they were played
     """
-    n_evaluations, n_episodes = record.returns.shape
+    n_episodes = record.returns.shape[1]
     return pd.DataFrame(
         {
             "run": record.path,
             "steps": np.repeat(record.timesteps, n_episodes),
-            "episode": np.tile(np.arange(n_episodes), n_evaluations),
             "return": record.returns.ravel(),
             "length": None if record.lengths is None else record.lengths.ravel(),
         }
@@ -351,7 +353,7 @@ def _record_of(
     timesteps, returns, lengths = np.zeros(0, dtype=int), np.zeros((0, 1)), None
     if evaluations is not None:
         timesteps = evaluations["steps"].unique()
-        returns, lengths = (evaluations[name].to_numpy().reshape(len(timesteps), -1) for name in ("return", "length"))
+        returns, lengths = (evaluations[name].to_numpy(float).reshape(len(timesteps), -1) for name in ("return", "length"))
     return Record(
         path=row["run"],
         folder=folder / row["run"],
