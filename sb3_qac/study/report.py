@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from tqdm.auto import tqdm
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
@@ -321,7 +322,8 @@ def markdown(
     if relative is not None:
         lines += [f"## Relative to {relative.reference}", "", images["relative"], ""]
         lines += [*relative_table(relative), ""]
-    for env_id, groups in envs.items():
+    # The bootstrap takes minutes for many runs. Without a terminal there is no progress bar
+    for env_id, groups in tqdm(envs.items(), "report", unit="environment", leave=False, disable=None):
         lines += [f"## {env_id}", ""] if several else []
         lines += _of_environment(env_id, groups, _stop_return(groups) if goal is None else goal, "###" if several else "##")
     if has_curves(envs):
