@@ -1,4 +1,4 @@
-"""``python -m sb3_qac doctor``: check whether the RL Zoo hook works, and say what is wrong if not."""
+"""``python -m sb3_qac doctor``: check the installation, and say how to mend it."""
 
 import argparse
 import json
@@ -7,7 +7,9 @@ from typing import Any
 
 def add_parser(commands: Any) -> None:
     """:param commands: Subparsers to which the command is added"""
-    doctor = commands.add_parser("doctor", help="check whether the RL Zoo hook works, and say what is wrong if not")
+    doctor = commands.add_parser(
+        "doctor", help="check the installation: versions, Atari games, presets and the hook into RL Zoo; say how to mend it"
+    )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=run)
 

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
     pack.add_argument(
         "--add",
         action="store_true",
-        help="keep the packed runs of OUTPUT that are not in STUDY, from another machine perhaps, or have come less far there",
+        help="keep the packed runs of OUTPUT that STUDY does not have, or has with fewer steps, as of another machine",
     )
     pack.add_argument(
         "--lost", nargs="+", default=[], metavar="RUN", help="runs that were lost with their machine, such as a2c_seed-0"

@@ -14,7 +14,7 @@ def add_parser(commands: Any) -> None:
         "algo",
         nargs="?",
         choices=PRESETS,
-        help="default: all; a2c, ppo and pqn have the settings of the algorithms that ours are compared with",
+        help="default: all; those of a2c, ppo and pqn are for comparisons",
     )
     preset.set_defaults(run=run)
 

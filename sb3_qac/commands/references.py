@@ -13,8 +13,8 @@ def add_parser(commands: Any) -> None:
     references = commands.add_parser(
         "references",
         help="compute the best possible return and the return of tabular Q-learning on FrozenLake-v1 and Blackjack-v1",
-        description="Prints JSON: the value of the optimal policy by dynamic programming, and the return of the greedy policy "
-        "of tabular Q-learning (2,000 episodes) for each seed.",
+        description="Prints JSON for both tasks: the value of the optimal policy by dynamic programming, and for each seed "
+        "the mean return of the greedy policy of tabular Q-learning in 2,000 episodes.",
         formatter_class=HelpFormatter,
     )
     references.add_argument("--steps", type=int, default=500_000, help="environment steps of Q-learning")

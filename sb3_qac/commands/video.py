@@ -16,6 +16,7 @@ def add_parser(commands: Any) -> None:
     video = commands.add_parser(
         "video",
         help="record whole games of the agent of a finished run, with sampled and with greedy actions",
+        description="Writes sampled.mp4 and greedy.mp4: whole games with sampled actions and with the most probable ones.",
         formatter_class=HelpFormatter,
     )
     video.add_argument("folder", type=Path, metavar="RUN", help="folder of a run of a study")

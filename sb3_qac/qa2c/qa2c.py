@@ -52,15 +52,17 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     from all actions at once::
 
         loss = - pg_coef  * mean_s [ sum_a pi(a|s) w(s, a) ]
+               - beta     * pg_coef * mean_s [ log pi(a_t|s_t) (R_t - Q(s_t, a_t)) ]
                - ent_coef * mean_s [ entropy of pi(.|s) ]
                + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]
 
-    w = Q(s, a), or Q(s, a) - V~(s) with the baseline, and V~(s) = sum_a pi(a|s) Q(s, a) are constants to the gradient.
+    w = Q(s, a), or Q(s, a) - V~(s) with the baseline, where V~(s) = sum_a pi(a|s) Q(s, a). w and the bracket behind ``beta``,
+    which is 0 by default, are constants to the gradient.
 
     The baseline cannot change the gradient of this actor loss, because sum_a pi(a|s) is 1. It acts on the sampled estimator.
 
-    The defaults of ``learning_rate``, ``ent_coef`` and the optimizer differ too. To compare the losses alone, give both the
-    same, for instance with ``use_rms_prop=False``.
+    The defaults of ``learning_rate``, ``ent_coef`` and the optimizer differ too. To compare the losses alone, give both
+    algorithms the same ones, and QA2C ``pg_coef=1``. With ``use_rms_prop=False`` both have Adam.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
@@ -71,7 +73,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         (i.e. batch size is n_steps * n_env where n_env is number of environment copies running in parallel)
     :param gamma: Discount factor, between 0 and 1
     :param gae_lambda: Factor for trade-off of bias vs variance of the critic's targets, TD(lambda), between 0 and 1.
-        They are the n-step returns when set to 1.
+        At 1 the targets are the n-step returns.
     :param ent_coef: Entropy coefficient for the loss calculation
     :param vf_coef: Value function coefficient for the loss calculation
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping

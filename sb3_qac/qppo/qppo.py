@@ -331,7 +331,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                 advantages = shrink_advantages(q_values.detach() - values, old_log_probs, self.shrinkage)
                 sampled_advantages = returns - values  # (batch_size, 1)
                 td_errors = sampled_advantages - advantages.gather(1, actions)  # (batch_size, 1)
-                sigma = self._update_sigma(log_probs.detach().exp(), advantages, td_errors, sampled_advantages)
+                sigma = self._next_sigma(log_probs.detach().exp(), advantages, td_errors, sampled_advantages)
 
                 # Policy gradient loss
                 if self.policy_gradient == "all-action":
@@ -403,7 +403,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         if self.target_kl is not None:
             self._adapt_kl_coef(kl, self.target_kl)
 
-    def _update_sigma(
+    def _next_sigma(
         self, action_probs: th.Tensor, advantages: th.Tensor, td_errors: th.Tensor, sampled_advantages: th.Tensor
     ) -> th.Tensor:
         """
@@ -411,14 +411,14 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         :param advantages: ``A(s, a)``, shape (batch_size, n_actions)
         :param td_errors: ``R_t - V~(s_t) - A(s_t, a_t)``, shape (batch_size, 1)
         :param sampled_advantages: ``R_t - V~(s_t)``, shape (batch_size, 1)
-        :return: sigma with this minibatch, scalar
+        :return: the running mean with this minibatch, scalar; ``self.sigma`` follows once the update is made
         """
         if self.advantage_scale is None:
             return th.ones((), device=self.device)
         if self.policy_gradient == "sampled":
             mean_square = sampled_advantages.square().mean()
         else:
-            mean_square = state_values(action_probs, advantages.square()).mean()
+            mean_square = (action_probs * advantages.square()).sum(dim=1).mean()
             if self.advantage_scale == "corrected":
                 mean_square = mean_square + self.beta * td_errors.square().mean()
         sigma = mean_square.sqrt()

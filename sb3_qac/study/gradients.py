@@ -204,7 +204,7 @@ def scale_of(model: QA2C | QPPO, batch: Batch) -> float:
     if isinstance(model, QA2C):
         return 1.0
     weights = *weights_of(batch, model.shrinkage), batch.returns - batch.values
-    return model._update_sigma(batch.log_probs.exp(), *weights).item()
+    return model._next_sigma(batch.log_probs.exp(), *weights).item()
 
 
 def gradient_of(model: QA2C | QPPO, loss: th.Tensor) -> th.Tensor:
