@@ -561,6 +561,26 @@ def test_a_full_disk_does_not_stop_a_training(tmp_path, monkeypatch):
     assert model.num_timesteps == 2016 and len(caught) == 5
 
 
+def test_a_disk_that_is_full_at_the_end_does_not_lose_the_model(tmp_path, monkeypatch):
+    def no_space(descriptor):
+        raise OSError(28, "No space left on device")
+
+    class FillDisk(BaseCallback):
+        def _on_step(self):
+            if self.num_timesteps == 640:
+                monkeypatch.setattr(os, "fsync", no_space)
+            return True
+
+    with pytest.warns(UserWarning, match="No space left") as caught:
+        model = make_model(QA2C).learn(960, [FillDisk(), ExactCheckpointCallback(tmp_path, save_freq=500)])
+    assert model.num_timesteps == 960 and not read_json(tmp_path / "run.json")["finished"]
+    for warning, start in zip(caught, ("No checkpoint of step 960", "This training has ended"), strict=True):
+        assert str(warning.message).startswith(start)
+    # Free for the next start
+    with FileLock(tmp_path / "lock", blocking=False):
+        pass
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

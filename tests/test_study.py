@@ -509,6 +509,14 @@ def test_a_status_that_cannot_be_written_does_not_hide_why_a_training_failed(tmp
     assert "the loss is not finite" in run_study([run])[run.folder]
 
 
+def test_an_error_that_cannot_be_written_is_told_and_does_not_stop_the_others(tmp_path, monkeypatch):
+    runs = make_grid("cartpole", ["a2c"], [0, 1], tmp_path, **SMALL)
+    error = OSError(28, "No space left on device")
+    monkeypatch.setattr(StudyManager, "setup_experiment", Mock(side_effect=error))
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=error))
+    assert run_study(runs) == dict.fromkeys([run.folder for run in runs], "OSError: [Errno 28] No space left on device")
+
+
 def test_a_run_that_is_tried_again_does_not_count_as_failed(tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
     with monkeypatch.context() as patch:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ class CurvesCallback(BaseCallback):
         self.own_rows: list[str] = []
         # Squared norms of the current gradient step, one for each parameter
         self._squares: list[Any] = []
-        self._hooks: list[Any] = []
+        # A function, because exact resume would put the list of an earlier time in the place of a list
+        self._remove_hooks: Callable[[], None] = lambda: None
 
     def _on_training_start(self) -> None:
         n_envs = self.training_env.num_envs
@@ -53,12 +55,17 @@ class CurvesCallback(BaseCallback):
             squares.append(parameter.grad.detach().square().sum())
 
         self._squares = squares
-        self._hooks = [parameter.register_post_accumulate_grad_hook(add_gradient) for parameter in parameters]
-        self._hooks.append(self.model.policy.optimizer.register_step_pre_hook(self._end_gradient))
+        hooks = [parameter.register_post_accumulate_grad_hook(add_gradient) for parameter in parameters]
+        hooks.append(self.model.policy.optimizer.register_step_pre_hook(self._end_gradient))
+
+        def remove_hooks() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        self._remove_hooks = remove_hooks
 
     def _on_training_end(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._remove_hooks()
 
     def _end_gradient(self, *_: Any) -> None:
         self.grad_norm = float(th.stack(self._squares).sum().sqrt()) if self._squares else 0.0

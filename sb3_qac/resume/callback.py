@@ -196,7 +196,15 @@ class ExactCheckpointCallback(BaseCallback):
         if learn_is_done and self._rollout_is_complete:
             self.save()
         if learn_is_done and self._signals.pending is None:
-            self._write_run_file(finished=True)
+            try:
+                self._write_run_file(finished=True)
+            except OSError as error:
+                # The caller has yet to save the trained model
+                warnings.warn(
+                    f"This training has ended, but that could not be written: {error}. The next start takes it for "
+                    "unfinished, and repeats the steps since the newest checkpoint.",
+                    stacklevel=2,
+                )
         root = self.locals["callback"]
         if isinstance(root, CallbackList):
             root.callbacks = [callback for callback in root.callbacks if callback is not self._log_interval_callback]

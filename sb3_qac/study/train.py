@@ -33,7 +33,7 @@ def train_run(run: Run) -> str | None:
     and one with other settings is left as it is.
 
     :param run: The run
-    :return: None, or the error; that of a training is also in the run's ``error.txt``
+    :return: None, or the error; that of a training is also in the run's ``error.txt``, unless the disk is full
     :raises ValueError: if its folder cannot be made
     """
     folder = make_folder(Path(run.folder))
@@ -53,7 +53,9 @@ def _train_or_tell(run: Run) -> str | None:
         with open(folder / "printed.txt", "a") as printed, contextlib.redirect_stdout(printed):
             _train(run)
     except Exception:
-        error_file.write_text(traceback.format_exc())
+        # A full disk may be the error
+        with contextlib.suppress(OSError):
+            error_file.write_text(traceback.format_exc())
         return traceback.format_exc(limit=-1).splitlines()[-1]
     return None
 
