@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 
@@ -47,6 +48,14 @@ def check_observation_space(observation_space: spaces.Space, dict_policy: bool) 
             f"The observation space {observation_space} is not supported: it must be Box, Discrete, MultiDiscrete, "
             "MultiBinary or a Dict of those. Wrap the environment, for instance with `gymnasium.wrappers.FlattenObservation`."
         )
+    for part in observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]:
+        # SB3 makes one-hot vectors of them, and would fail at the first observation that is too large
+        if np.any(getattr(part, "start", 0)) or (isinstance(part, spaces.MultiDiscrete) and part.nvec.ndim > 1):
+            raise ValueError(
+                f"The observation space {part} is not supported: Discrete and MultiDiscrete observations must be counted from "
+                "0, and have at most one dimension. Wrap the environment, for instance with "
+                "`gymnasium.wrappers.FlattenObservation`."
+            )
     if dict_policy and not isinstance(observation_space, spaces.Dict):
         raise ValueError(
             f"'MultiInputPolicy' takes dict observations, but {observation_space} was given. "
