@@ -420,6 +420,14 @@ def test_welchs_interval_is_that_of_the_textbook():
     assert np.isnan(difference([1], [0]).low) and not difference([1], [0]).significant
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(500.0, 400.0), (0.7, 0.6)])
+def test_seeds_with_equal_figures_give_no_interval(ours, theirs):
+    """Even where their mean is rounded, so that a variance computed from it is not 0."""
+    found = difference([ours] * 10, [theirs] * 10)
+    assert found.mean == pytest.approx(ours - theirs)
+    assert np.isnan(found.low) and np.isnan(found.high) and not found.significant
+
+
 def diagnosis(steps, difference, sampled, baselined, all_action, a2c, slope):
     variances = {
         "all-action": all_action,
