@@ -223,6 +223,8 @@ def test_a_run_that_failed_counts_with_its_last_evaluation(tmp_path):
     assert "At 3,000 steps, the last evaluation that all runs have, failed runs with the last that they have" in " ".join(
         statistics(groups)
     )
+    # Also where the text of a comparison does not
+    assert "a failed run counts with its last evaluation" in markdown(tmp_path, load_study(tmp_path), None)
 
 
 def test_an_evaluation_file_that_is_half_written_counts_as_none(tmp_path):

@@ -47,6 +47,7 @@ PLAYED = (
     "which two halves of the returns have the same sign. Improbable actions have less than half of the uniform probability. "
     "Standard errors are over states."
 )
+FAILED = " Where groups are compared, a failed run counts with its last evaluation, and is left out if it has none."
 N_COLORS = 128
 # Settings that change what an evaluation is, or in which numbers an agent computes
 EVALUATED = ("n_eval_episodes", "deterministic", "native", "dtype")
@@ -361,10 +362,10 @@ def _unfinished(records: list[Record]) -> list[str]:
     if not unfinished:
         return []
     named = ", ".join(f"{record.name} ({record.state})" if record.failed else record.name for record in unfinished)
+    n_failed = sum(record.failed for record in unfinished)
     if len(unfinished) > 10:
-        n_failed = sum(record.failed for record in unfinished)
         named = f"{len(unfinished)} of {len(records)} runs" + (f", {n_failed} of which failed" if n_failed else "")
-    return [f"**Unfinished:** {named}. This report covers their data so far.", ""]
+    return [f"**Unfinished:** {named}. This report covers their data so far.{FAILED if n_failed else ''}", ""]
 
 
 def warnings_of(envs: dict[str, Groups]) -> Iterator[str]:
