@@ -42,7 +42,7 @@ from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study import workers
 from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StopOnReturn
-from sb3_qac.study.catalogue import STUDIES, field_name
+from sb3_qac.study.catalogue import BENCHMARKED, STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary, without_evaluation
 from sb3_qac.study.loading import load_run
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
@@ -988,6 +988,12 @@ def test_help_names_the_studies(capsys):
         main(["study", "--help"])
     printed = capsys.readouterr().out
     assert "--stop-return" in printed and "minatar" in printed and "all-action-baseline" in printed
+
+
+def test_help_shows_default_lists_as_on_the_command_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["benchmark", "--help"])
+    assert f"(default: {' '.join(BENCHMARKED)})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_commit_is_that_of_this_package_only(tmp_path, monkeypatch):

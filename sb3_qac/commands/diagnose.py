@@ -29,7 +29,8 @@ def add_parser(commands: Any) -> None:
         type=int,
         default=0,
         help="number of visited states at each point from which every action is played, and the policy after it, to compare "
-        "the returns with Q; 0 for none. It takes up to STATES x REPEATS x actions x 459 environment steps (at gamma 0.99)",
+        "the returns with Q; default: 0, for none. It takes up to STATES x REPEATS x actions x 459 environment steps "
+        "(at gamma 0.99)",
     )
     diagnose.add_argument("--repeats", type=int, default=4, help="how often each action is played from each of these states")
     diagnose.add_argument("--threads", type=int, default=1, help="PyTorch threads")

@@ -8,7 +8,10 @@ from typing import Any
 def add_parser(commands: Any) -> None:
     """:param commands: Subparsers to which the command is added"""
     doctor = commands.add_parser(
-        "doctor", help="check the installation: versions, Atari games, presets and the hook into RL Zoo; say how to mend it"
+        "doctor",
+        help="check the installation: versions, Atari games, presets and the hook into RL Zoo; say how to mend it",
+        description="Checks versions, Atari games, presets and the hook into RL Zoo, and says how to mend what is wrong. "
+        "The exit code is 1 if anything is wrong.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=run)

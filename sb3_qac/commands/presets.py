@@ -9,7 +9,11 @@ PRESETS = ("qa2c", "qppo", "reinforce", "a2c", "ppo", "pqn")
 
 def add_parser(commands: Any) -> None:
     """:param commands: Subparsers to which the command is added"""
-    preset = commands.add_parser("presets", help="print the path of a hyperparameter file, for RL Zoo's --conf-file")
+    preset = commands.add_parser(
+        "presets",
+        help="print the path of a hyperparameter file, for RL Zoo's --conf-file",
+        description="Prints the path of the file with the hyperparameters of an algorithm, for RL Zoo's --conf-file.",
+    )
     preset.add_argument(
         "algo",
         nargs="?",
