@@ -154,6 +154,16 @@ def test_other_spaces(policy, observation_space, action_space, tmp_path):
     np.testing.assert_array_equal(*actions)
 
 
+@pytest.mark.parametrize(
+    ("action_space", "start"),
+    [(spaces.Discrete(2, start=1), "1"), (spaces.MultiDiscrete([2, 3], start=[1, 0]), r"\[1, 0\]")],
+)
+def test_actions_that_do_not_count_from_0_are_refused_with_the_cure(action_space, start):
+    """SB3's policies would send actions from 0, which are others."""
+    with pytest.raises(ValueError, match=rf"starts at {start},.*TransformAction.*action \+ {start}`"):
+        REINFORCE("MlpPolicy", Corridor(action_space=action_space))
+
+
 def test_episodes_that_do_not_end_do_not_hang():
     model = REINFORCE("MlpPolicy", make_vec_env(lambda: Corridor((10**9,)), 1), device="cpu")
     with pytest.warns(UserWarning, match="without an update"):

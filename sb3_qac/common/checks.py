@@ -13,18 +13,27 @@ import numpy as np
 from gymnasium import spaces
 
 
+def check_actions_from_zero(action_space: spaces.Space) -> None:
+    """
+    :param action_space: Action space of the environment
+    :raises ValueError: if its actions do not count from 0. SB3 would send actions from 0 all the same.
+    """
+    start = np.asarray(getattr(action_space, "start", 0))
+    if start.any():
+        raise ValueError(
+            f"The action space {action_space} starts at {start.tolist()}, but actions are counted from 0 here. "
+            "Wrap the environment with `gymnasium.wrappers.TransformAction`, "
+            f"an action space that starts at 0 and `lambda action: action + {start.tolist()}`."
+        )
+
+
 def check_action_space(action_space: spaces.Space) -> None:
     """
     :param action_space: Action space of the environment
     :raises ValueError: if it is not ``Discrete`` counting from 0
     """
     if isinstance(action_space, spaces.Discrete):
-        if action_space.start != 0:
-            raise ValueError(
-                f"The action space {action_space} starts at {action_space.start}, but actions are counted from 0 here. "
-                "Wrap the environment with `gymnasium.wrappers.TransformAction`, "
-                f"action space `Discrete({action_space.n})` and `lambda action: action + {action_space.start}`."
-            )
+        check_actions_from_zero(action_space)
         return
     instead = {
         spaces.Box: "For continuous actions use PPO or SAC of stable_baselines3.",

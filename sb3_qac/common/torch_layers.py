@@ -56,10 +56,8 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
         dtype: Literal["float32", "bfloat16"] = "float32",
         layer_norm: Literal["linear", "all"] | None = None,
     ) -> None:
-        if dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"`dtype` must be 'float32' or 'bfloat16', but {dtype!r} was given.")
-        if layer_norm not in (None, "linear", "all"):
-            raise ValueError(f"`layer_norm` must be None, 'linear' or 'all', but {layer_norm!r} was given.")
+        check_choice("dtype", dtype, ("float32", "bfloat16"))
+        check_choice("layer_norm", layer_norm, (None, "linear", "all"))
         super().__init__(observation_space, features_dim, normalized_image)
         self.normalized_image = normalized_image
         # Whether ``forward`` takes uint8 images too, so that a policy need not make floats of them

@@ -12,6 +12,7 @@ from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import (
+    check_actions_from_zero,
     check_choice,
     check_finite,
     check_integer,
@@ -85,7 +86,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
-    :raises ValueError: for an argument that cannot be used
+    :raises ValueError: for an argument or a space that cannot be used
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -148,6 +149,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         check_policy_class(self.policy_class, ActorCriticPolicy, self.policy_aliases)
+        check_actions_from_zero(self.action_space)
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticPolicy))
         check_integer("n_episodes", self.n_episodes, minimum=1)
         check_number("gamma", self.gamma, maximum=1)

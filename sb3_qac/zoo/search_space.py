@@ -13,7 +13,7 @@ def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
 
     :param trial: Trial of Optuna
     :param n_actions: (unused, for continuous actions)
-    :param n_envs: Number of parallel environments of the preset
+    :param n_envs: (unused, number of parallel environments of the preset)
     :param additional_args: (unused, for off-policy algorithms)
     :return: Arguments of ``QA2C``
     """
@@ -54,7 +54,7 @@ def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
 
     :param trial: Trial of Optuna
     :param n_actions: (unused, for continuous actions)
-    :param n_envs: Number of parallel environments of the preset
+    :param n_envs: (unused, number of parallel environments of the preset)
     :param additional_args: (unused, for off-policy algorithms)
     :return: Arguments of ``QPPO``
     """
@@ -100,7 +100,7 @@ def sample_reinforce_params(
 
     :param trial: Trial of Optuna
     :param n_actions: (unused, for continuous actions)
-    :param n_envs: Number of parallel environments of the preset
+    :param n_envs: (unused, number of parallel environments of the preset)
     :param additional_args: (unused, for off-policy algorithms)
     :return: Arguments of ``REINFORCE``
     """
