@@ -200,6 +200,13 @@ def test_the_best_of_a_round_go_to_the_next(tmp_path, monkeypatch):
     assert kept["a2c"] == {candidate.number: candidate.hyperparams for candidate in search.candidates("a2c")}
 
 
+def test_the_candidates_can_be_read_while_they_are_trained(tmp_path, monkeypatch):
+    search, kept = make_search(tmp_path), []
+    monkeypatch.setattr(module, "run_study", lambda runs, jobs: kept.append(module.read_candidates(tmp_path)) or {})
+    run_search(search, ["a2c"], tmp_path)
+    assert kept[0]["a2c"] == {candidate.number: candidate.hyperparams for candidate in search.candidates("a2c")}
+
+
 def test_a_candidate_with_a_failed_run_has_no_score(tmp_path, monkeypatch):
     search = make_search(tmp_path)
     gammas = [candidate.hyperparams.get("gamma", 0.0) for candidate in search.candidates("a2c")]

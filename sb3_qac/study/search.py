@@ -436,6 +436,9 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
         for run in trial.runs:
             check_same_run(run)
     check_same_candidates(search, folder)
+    make_folder(folder)
+    # Already now, because the folders of the runs have only the numbers of the candidates
+    write_search(search, folder)
     failed: dict[str, str] = {}
     for number in range(1, len(search.rounds) + 1):
         runs = []
@@ -445,7 +448,6 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
                 best = best_of(trials_of(search, name, number - 1, folder, **settings))
                 trials = [trials[trial.candidate.number] for trial in best[: search.rounds[number - 1].candidates]]
             runs += [run for trial in trials for run in trial.pending]
-        make_folder(folder)
         try:
             failed |= run_study(runs, jobs)
         finally:
