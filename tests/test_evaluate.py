@@ -133,6 +133,14 @@ def test_the_name_of_a_run_in_reports_leads_to_its_folder(command, tmp_path):
         main([command, str(tmp_path / "all-action_seed-0"), *output])
 
 
+def test_a_misspelt_folder_leads_to_the_run_with_the_most_similar_folder(tmp_path):
+    for name in ("a2c_seed-0", "a2c_seed-1", "a2c_seed-2", "task1_seed-0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"env_id": "CartPole-v1"}))
+    with pytest.raises(SystemExit, match=r" names: task1_seed-0 \(all-action_seed-0\), a2c_seed-"):
+        main(["evaluate", str(tmp_path / "task1_sed-0")])
+
+
 @pytest.mark.parametrize("missing", ["vecnormalize.pkl", "config.yml"])
 def test_an_agent_without_its_settings_or_its_statistics_is_not_played(missing, run, tmp_path):
     """RL Zoo would begin new statistics, with which the agent plays badly."""

@@ -125,12 +125,13 @@ def check_run(folder: Path) -> None:
     if folder.is_dir():
         return
     # Reports have the field's names, and folders may have those of the course's document
-    names = {field_name(run.name): run.name for run in runs_of(folder.parent).values() if run.parent == folder.parent}
-    similar = difflib.get_close_matches(folder.name, names, n=3, cutoff=0)
+    folders = [run.name for run in runs_of(folder.parent).values() if run.parent == folder.parent]
+    names = {name: run for run in folders for name in (run, field_name(run))}
+    similar = dict.fromkeys(names[name] for name in difflib.get_close_matches(folder.name, names, n=3, cutoff=0))
     if similar:
         raise ValueError(
             f"There is no folder {folder}. Runs in {folder.parent} with similar names: "
-            + ", ".join(names[name] if names[name] == name else f"{names[name]} ({name})" for name in similar)
+            + ", ".join(run if field_name(run) == run else f"{run} ({field_name(run)})" for run in similar)
         )
 
 
