@@ -16,7 +16,7 @@ from gymnasium import spaces
 def check_actions_from_zero(action_space: spaces.Space) -> None:
     """
     :param action_space: Action space of the environment
-    :raises ValueError: if its actions do not count from 0. SB3 would send actions from 0 all the same.
+    :raises ValueError: if its actions do not count from 0. SB3 would still send actions from 0.
     """
     start = np.asarray(getattr(action_space, "start", 0))
     if start.any():
