@@ -438,7 +438,7 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
     check_same_candidates(search, folder)
     make_folder(folder)
     # Already now, because the folders of the runs have only the numbers of the candidates
-    write_search(search, folder)
+    write_atomically(folder / CANDIDATES_FILE, candidates_as_yaml(search).encode())
     failed: dict[str, str] = {}
     for number in range(1, len(search.rounds) + 1):
         runs = []
