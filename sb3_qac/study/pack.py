@@ -43,6 +43,8 @@ NO_VALUE = [""]
 N_POINTS = 100
 # Half the size of gzip, and no time in the header: the same table gives the same bytes
 XZ: Any = {"method": "xz", "preset": 9}
+# Significant digits of figures that were measured. The evaluations are exact.
+N_DIGITS = 6
 # Options of `study` by setting of a run, with the value for which the option is omitted
 OPTIONS = {
     "n_timesteps": ("--steps", 0),
@@ -83,7 +85,7 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
         EVALUATIONS_FILE: ([evaluations_of(record) for record in records if len(record.timesteps)], None),
         CURVES_FILE: ([thinned(record, n_points) for record in records if record.curves], "%.5g"),
     }
-    diagnoses = {record.path: record.diagnosis for record in records if record.diagnosis}
+    diagnoses = {record.path: rounded(record.diagnosis) for record in records if record.diagnosis}
     settings = shared_settings(rows)
     # `runs.csv` comes last: without it, the others are no packed study
     names = (*tables, DIAGNOSIS_FILE, SETTINGS_FILE, RUNS_FILE)
@@ -101,13 +103,25 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
             lines = [f"{json.dumps(path)}: {json.dumps(points)}" for path, points in diagnoses.items()]
             (new / DIAGNOSIS_FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n")
         (new / SETTINGS_FILE).write_text(json.dumps(settings, indent=1) + "\n")
-        pd.DataFrame(rows).to_csv(new / RUNS_FILE, index=False, lineterminator="\n")
+        pd.DataFrame(rounded(rows)).convert_dtypes().to_csv(new / RUNS_FILE, index=False, lineterminator="\n")
         for name in names:
             if (new / name).is_file():
                 (new / name).replace(output / name)
             else:
                 (output / name).unlink(missing_ok=True)
     return [output / name for name in (RUNS_FILE, SETTINGS_FILE, *tables, DIAGNOSIS_FILE) if (output / name).is_file()]
+
+
+def rounded(value: Any) -> Any:
+    """
+    :param value: A number, a string or None, or a list or dictionary of such
+    :return: the same with ``N_DIGITS`` significant digits
+    """
+    if isinstance(value, dict):
+        return {name: rounded(x) for name, x in value.items()}
+    if isinstance(value, list):
+        return [rounded(x) for x in value]
+    return float(f"{value:.{N_DIGITS}g}") if isinstance(value, float) else value
 
 
 def check_different_runs(records: Sequence[Record]) -> None:
