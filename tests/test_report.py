@@ -843,6 +843,13 @@ def test_groups_are_compared_over_environments_by_the_seeds_that_they_have_in_ea
     assert f"| qppo over a2c | {(1 + 3 / 4) / 2:.2f} |" in text
 
 
+def test_groups_that_are_not_compared_over_environments_are_named(two_games):
+    for group in ("dqn", "reinforce"):
+        write_run(two_games / "Second-v0", group, 0, [[0, 0], [9, 9]], env_id="Second-v0")
+    overall = markdown(two_games, load_study(two_games), None).partition("## Over environments")[2].partition("## ")[0]
+    assert overall.endswith("Left out, because they have no two seeds in every environment: dqn, ppo and reinforce.\n\n")
+
+
 def test_environments_without_a_common_evaluation_have_no_relative_returns(tmp_path):
     for env_id, every in {"First-v0": 1000, "Second-v0": 700}.items():
         write_run(tmp_path / env_id, "a2c", 0, [[1, 1]], env_id=env_id, every=every)

@@ -158,6 +158,10 @@ def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
     yield from improvements(
         {group: np.array([[record.means[-1] for record in groups[group]] for groups in compared]).T for group in compared[0]}
     )
+    left_out = sorted({group for groups in envs.values() for group in groups} - compared[0].keys())
+    if left_out:
+        yield ""
+        yield f"Left out, because they have no two seeds in every environment: {_list(left_out)}."
 
 
 def relative_table(relative: RelativeReturns) -> Iterator[str]:
