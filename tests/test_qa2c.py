@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import A2C
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -425,6 +425,15 @@ def test_entropy_is_measured_in_nats():
 def test_unknown_policy_is_refused_with_those_that_can_be_used(policy, algorithm):
     with pytest.raises(ValueError, match=r"`policy` must be 'MlpPolicy', 'CnnPolicy'.*but .* was given"):
         algorithm(policy, "CartPole-v1")
+
+
+@pytest.mark.parametrize("algorithm", [QA2C, QPPO])
+@pytest.mark.parametrize("other", [A2C, PPO])
+def test_an_agent_whose_critic_has_one_value_per_state_cannot_be_loaded(other, algorithm, tmp_path):
+    """RL Zoo's ``-i`` loads an agent too, and then no policy is given."""
+    other("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"ActorCriticPolicy'> was given\. An agent that is loaded must have such a policy"):
+        algorithm.load(tmp_path / "model", device="cpu")
 
 
 @pytest.mark.parametrize("algorithm", [QA2C, QPPO, REINFORCE])

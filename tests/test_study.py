@@ -362,14 +362,20 @@ def test_a_process_that_ends_because_it_was_still_starting_does_not_hide_the_sig
         raise TerminatedWorkerError
         yield
 
+    monkeypatch.setattr(workers, "Parallel", lambda **settings: ctrl_c_in_a_terminal)
+    with pytest.raises(KeyboardInterrupt):
+        list(workers.train_in_processes([], 2))
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_killed_process_is_named_without_a_traceback(tmp_path, monkeypatch):
     def killed(tasks):
         raise TerminatedWorkerError
         yield
 
-    for results, error in ((ctrl_c_in_a_terminal, KeyboardInterrupt), (killed, TerminatedWorkerError)):
-        monkeypatch.setattr(workers, "Parallel", lambda results=results, **settings: results)
-        with pytest.raises(error):
-            list(workers.train_in_processes([], 2))
+    monkeypatch.setattr(workers, "Parallel", lambda **settings: killed)
+    with pytest.raises(SystemExit, match=r"study: A process of `--jobs` was killed.*Run the same command again"):
+        main(["study", "cartpole", "--algos", "all-action", "--jobs", "2", "--wandb", "disabled", "--output", str(tmp_path)])
 
 
 @pytest.mark.usefixtures("ctrl_c")

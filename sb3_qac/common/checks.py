@@ -165,7 +165,7 @@ def check_policy_class(policy_class: Any, base_class: type, aliases: Iterable[st
     if not isinstance(policy_class, type) or not issubclass(policy_class, base_class):
         raise ValueError(
             f"`policy` must be {', '.join(map(repr, aliases))} or a subclass of {base_class.__name__}, "
-            f"but {policy_class!r} was given."
+            f"but {policy_class!r} was given. An agent that is loaded must have such a policy too."
         )
 
 

@@ -247,7 +247,7 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
         the runs must be the same on all of its machines.
     :return: what went wrong, by the folder of the run
     :raises ValueError: if a folder contains a run with other settings or hyperparameters, or a file with hyperparameters
-        cannot be used
+        cannot be used, or a process of several was killed
     :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
     """
     for run in runs:

@@ -30,6 +30,7 @@ def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, st
     :param runs: Runs to train or to resume
     :param jobs: Number of processes
     :return: each run in its turn, and its error, if there was one
+    :raises ValueError: if a process was killed, which ends all of them
     :raises KeyboardInterrupt: after Ctrl-C, when the checkpoints have been written
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +49,10 @@ def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, st
         except TerminatedWorkerError:
             # Ctrl-C in a terminal ends a process that is still starting, and joblib then ends the others
             if signals.pending is None:
-                raise
+                raise ValueError(
+                    "A process of `--jobs` was killed, as when memory runs out, and the others were ended with it. Run the "
+                    "same command again to continue, with fewer `--jobs` if memory is short."
+                ) from None
         finally:
             signals.release()
     if signals.pending is not None:
