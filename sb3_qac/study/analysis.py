@@ -18,6 +18,7 @@ from sb3_qac.study.statistics import (
     common_evaluations,
     common_seeds,
     difference,
+    groups_left_out,
 )
 
 # Published mean scores of A2C and related algorithms, by source. Their protocols differ from ours.
@@ -158,8 +159,7 @@ def over_environments(envs: dict[str, Groups]) -> Iterator[str]:
     yield from improvements(
         {group: np.array([[record.means[-1] for record in groups[group]] for groups in compared]).T for group in compared[0]}
     )
-    left_out = sorted({group for groups in envs.values() for group in groups} - compared[0].keys())
-    if left_out:
+    if left_out := groups_left_out(envs, compared[0]):
         yield ""
         yield f"Left out, because they have no two seeds in every environment: {_list(left_out)}."
 

@@ -43,7 +43,7 @@ NO_VALUE = [""]
 N_POINTS = 100
 # Half the size of gzip, and no time in the header: the same table gives the same bytes
 XZ: Any = {"method": "xz", "preset": 9}
-# Significant digits of figures that were measured. The evaluations are exact.
+# Significant digits of the figures in `runs.csv` and `diagnosis.json`. The evaluations are exact.
 N_DIGITS = 6
 # Options of `study` by setting of a run, with the value for which the option is omitted
 OPTIONS = {

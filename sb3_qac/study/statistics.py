@@ -116,6 +116,15 @@ def common_seeds(envs: dict[str, Groups]) -> dict[str, Groups]:
     }
 
 
+def groups_left_out(envs: dict[str, Groups], compared: Groups) -> list[str]:
+    """
+    :param envs: Records by environment
+    :param compared: Records of the groups that are compared over environments
+    :return: names of the other groups, sorted
+    """
+    return sorted({name for groups in envs.values() for name in groups} - compared.keys())
+
+
 def planned_steps(record: Record) -> np.ndarray:
     """
     :param record: Record of a run
@@ -280,7 +289,7 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
             for name, interval in intervals.items()
         },
         {name: steps * of_step / 60 for name, of_step in seconds.items()},
-        sorted({name for groups in envs.values() for name in groups} - n_seeds.keys()),
+        groups_left_out(envs, compared[0]),
     )
 
 
