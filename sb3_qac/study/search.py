@@ -437,7 +437,7 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
             check_same_run(run)
     check_same_candidates(search, folder)
     make_folder(folder)
-    # Already now, because the folders of the runs have only the numbers of the candidates
+    # Before the first run, because the folders of the runs have only the numbers of the candidates
     write_atomically(folder / CANDIDATES_FILE, candidates_as_yaml(search).encode())
     failed: dict[str, str] = {}
     for number in range(1, len(search.rounds) + 1):
@@ -530,12 +530,11 @@ def candidates_as_yaml(search: Search) -> str:
 
 def write_search(search: Search, folder: Path) -> None:
     """
-    Write the candidates, and a row for each run that was started.
+    Write a row for each run that was started.
 
     :param search: The search
     :param folder: Its folder
     """
-    write_atomically(folder / CANDIDATES_FILE, candidates_as_yaml(search).encode())
     rows = []
     for trial in started_trials(search, search.algorithms, folder):
         for row, score in zip(trial.rows, trial.scores.flat, strict=True):
