@@ -428,7 +428,7 @@ def test_a_packed_study_with_a_damaged_file_is_refused_by_its_name(name, content
 
 
 def test_only_floats_are_rounded_to_six_digits():
-    values = {"seconds": 1234567.8, "figures": [0.123456789, 2.5, None], "steps": 12345678, "commit": "1234567", "stopped": True}
+    values = {"seconds": 1234567.8, "figures": [0.123456789, 2.5, None], "steps": 12345678, "commit": "12e4567"}
     assert rounded(values) == {**values, "seconds": 1234570.0, "figures": [0.123457, 2.5, None]}
 
 
