@@ -398,6 +398,10 @@ def test_badges_and_citation_are_those_of_the_package():
     assert badge in README.read_text()
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     changes = (ROOT / "CHANGELOG.md").read_text()
-    released = re.search(rf"^## {re.escape(__version__)} \((.*)\)$", changes, re.MULTILINE)
-    assert (citation["version"], citation["date-released"]) == (__version__, released[1])
+    sections = re.findall(r"^## (\S+) \((.*)\)$", changes, re.MULTILINE)
+    # As in SB3, the version in work is a prerelease: 0.2.0a0 until 0.2.0 has a date
+    newest, date = sections[0]
+    assert __version__ == (f"{newest}a0" if date == "unreleased" else newest)
+    released = next(section for section in sections if section[1] != "unreleased")
+    assert (citation["version"], citation["date-released"]) == released
     assert citation["license"] == re.search(r"^license = (.*)$", setup, re.MULTILINE)[1]
