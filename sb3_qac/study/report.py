@@ -73,6 +73,7 @@ def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
         _draw_panel(panel, title, groups)
     for panel in panels.flat[len(drawn) :]:
         panel.set_axis_off()
+    _add_legends(figure, panels.flat[: len(drawn)], list(drawn.values()))
     save_figure(figure, path)
 
 
@@ -105,12 +106,22 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
     panel.set_ylabel("return of an evaluation episode")
     panel.set_title(title)
     panel.grid(alpha=0.3)
-    n_labels = len(panel.get_legend_handles_labels()[0])
-    if n_labels > 3:
-        # Inside it would hide lines
-        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize="small")
-    elif n_labels:
-        panel.legend()
+
+
+def _add_legends(figure: Any, panels: Sequence[Any], drawn: Sequence[Groups]) -> None:
+    labelled = [panel.get_legend_handles_labels() for panel in panels]
+    labels = labelled[0][1]
+    # Only panels with the same groups have the same lines
+    alike = all(list(groups) == list(drawn[0]) for groups in drawn) and all(found[1] == labels for found in labelled)
+    if alike and len(panels) > 1 and labels:
+        figure.legend(*labelled[0], loc="outside upper center", ncols=4, fontsize="small")
+        return
+    for panel, (_, labels) in zip(panels, labelled, strict=True):
+        if len(labels) > 3:
+            # Inside it would hide lines
+            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize="small")
+        elif labels:
+            panel.legend()
 
 
 def _styles(groups: Iterable[str]) -> Iterator[dict[str, str]]:
