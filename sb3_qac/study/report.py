@@ -73,7 +73,7 @@ def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
         _draw_panel(panel, title, groups)
     for panel in panels.flat[len(drawn) :]:
         panel.set_axis_off()
-    _add_legends(figure, panels.flat[: len(drawn)], list(drawn.values()))
+    _add_legends(figure, list(panels.flat)[: len(drawn)], list(drawn.values()))
     save_figure(figure, path)
 
 
