@@ -257,6 +257,40 @@ def test_a_policy_may_mask_actions_with_minus_infinity(algorithm):
     assert model.rollout_buffer.actions.max() < 2
 
 
+class OwnNetworks(th.nn.Module):
+    """The example of SB3's guide, with other sizes for the two networks."""
+
+    def __init__(self, features_dim):
+        super().__init__()
+        self.latent_dim_pi, self.latent_dim_vf = 5, 7
+        self.policy_net, self.value_net = th.nn.Linear(features_dim, 5), th.nn.Linear(features_dim, 7)
+
+    def forward(self, features):
+        return self.forward_actor(features), self.forward_critic(features)
+
+    def forward_actor(self, features):
+        return self.policy_net(features)
+
+    def forward_critic(self, features):
+        return self.value_net(features)
+
+
+class OwnNetworksPolicy(ActorCriticQPolicy):
+    def _build_mlp_extractor(self):
+        self.mlp_extractor = OwnNetworks(self.features_dim)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("share_features_extractor", [True, False])
+def test_a_policy_may_have_networks_of_its_own(share_features_extractor, algorithm, tmp_path):
+    policy_kwargs = dict(share_features_extractor=share_features_extractor)
+    model = algorithm(OwnNetworksPolicy, "CartPole-v1", policy_kwargs=policy_kwargs, seed=0).learn(20)
+    model.save(tmp_path / "model")
+    loaded = type(model).load(tmp_path / "model")
+    np.testing.assert_array_equal(parameters(model), parameters(loaded))
+    assert loaded.policy.q_net.in_features == 7
+
+
 class SpacesEnv(gym.Env):
     def __init__(self, observation_space, action_space):
         self.observation_space, self.action_space = observation_space, action_space
