@@ -151,6 +151,16 @@ def test_entropy_gradient_is_the_closed_form(batch):
     assert_close(logits.grad, p * (np.log(p) - (p * np.log(p)).sum(axis=1, keepdims=True)) / BATCH_SIZE)
 
 
+def test_an_action_of_probability_0_adds_nothing_to_the_entropy_and_the_kl_divergence(batch):
+    """A policy of the user's may mask actions with logits of -inf."""
+    logits, _, _, _ = batch
+    masked = F.pad(logits, (0, 1), value=-math.inf)
+    for loss in (negative_entropy, lambda log_probs: kl_divergence(log_probs.detach().roll(1, dims=0), log_probs)):
+        values = [loss(F.log_softmax(each, dim=1)) for each in (logits, masked)]
+        th.testing.assert_close(*values)
+        th.testing.assert_close(*(th.autograd.grad(value, logits, retain_graph=True)[0] for value in values))
+
+
 def test_values_by_hand():
     # pi = (1/2, 1/4, 1/4): V~ = 1/2 * 4 + 1/4 * 8 - 1/4 * 4 = 3, entropy = 1/2 log 2 + 2 * 1/4 * 2 log 2 = 3/2 log 2
     log_probs = th.tensor([[0.5, 0.25, 0.25]], dtype=th.float64).log()

@@ -25,6 +25,7 @@ from stable_baselines3.dqn import MlpPolicy as QPolicyOfDQN
 
 from sb3_qac import QA2C, QPPO, REINFORCE
 from sb3_qac.common.losses import all_action_policy_loss, critic_loss, negative_entropy, state_values
+from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from tests.envs import ScriptedEnv
 
 ESTIMATORS = [
@@ -235,6 +236,59 @@ def test_callers_policy_kwargs_are_left_alone(algorithm):
     policy_kwargs = dict(net_arch=[8])
     algorithm("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs)
     assert policy_kwargs == dict(net_arch=[8])
+
+
+class MaskingPolicy(ActorCriticQPolicy):
+    """Never takes the last action."""
+
+    def _get_action_dist_from_latent(self, latent_pi):
+        mask = th.arange(self.action_space.n) == self.action_space.n - 1
+        return self.action_dist.proba_distribution(self.action_net(latent_pi).masked_fill(mask, -np.inf))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_policy_may_mask_actions_with_minus_infinity(algorithm):
+    """As with SB3's A2C and PPO."""
+    model = algorithm(MaskingPolicy, IdentityEnv(3), ent_coef=0.01, beta=1.0, seed=0)
+    before = parameters(model).copy()
+    model.learn(20)
+    assert np.isfinite(parameters(model)).all()
+    assert not np.array_equal(parameters(model), before)
+    assert model.rollout_buffer.actions.max() < 2
+
+
+class OwnNetworks(th.nn.Module):
+    """The example of SB3's guide, with other sizes for the two networks."""
+
+    def __init__(self, features_dim):
+        super().__init__()
+        self.latent_dim_pi, self.latent_dim_vf = 5, 7
+        self.policy_net, self.value_net = th.nn.Linear(features_dim, 5), th.nn.Linear(features_dim, 7)
+
+    def forward(self, features):
+        return self.forward_actor(features), self.forward_critic(features)
+
+    def forward_actor(self, features):
+        return self.policy_net(features)
+
+    def forward_critic(self, features):
+        return self.value_net(features)
+
+
+class OwnNetworksPolicy(ActorCriticQPolicy):
+    def _build_mlp_extractor(self):
+        self.mlp_extractor = OwnNetworks(self.features_dim)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("share_features_extractor", [True, False])
+def test_a_policy_may_have_networks_of_its_own(share_features_extractor, algorithm, tmp_path):
+    policy_kwargs = dict(share_features_extractor=share_features_extractor)
+    model = algorithm(OwnNetworksPolicy, "CartPole-v1", policy_kwargs=policy_kwargs, seed=0).learn(20)
+    model.save(tmp_path / "model")
+    loaded = type(model).load(tmp_path / "model")
+    np.testing.assert_array_equal(parameters(model), parameters(loaded))
+    assert loaded.policy.q_net.in_features == 7
 
 
 class SpacesEnv(gym.Env):

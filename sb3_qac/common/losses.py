@@ -76,7 +76,7 @@ def kl_divergence(old_log_probs: th.Tensor, log_probs: th.Tensor) -> th.Tensor:
     :param log_probs: ``log pi(a|s)`` of every action, shape (batch_size, n_actions)
     :return: scalar loss, at least 0
     """
-    return (old_log_probs.exp() * (old_log_probs - log_probs)).sum(dim=1).mean()
+    return (old_log_probs.exp() * (_finite(old_log_probs) - _finite(log_probs))).sum(dim=1).mean()
 
 
 def shrink_advantages(advantages: th.Tensor, old_log_probs: th.Tensor, shrinkage: float) -> th.Tensor:
@@ -117,7 +117,12 @@ def negative_entropy(log_probs: th.Tensor) -> th.Tensor:
     :param log_probs: ``log pi(a|s)`` of every action, shape (batch_size, n_actions)
     :return: scalar loss, between ``-log(n_actions)`` and 0
     """
-    return (log_probs.exp() * log_probs).sum(dim=1).mean()
+    return (log_probs.exp() * _finite(log_probs)).sum(dim=1).mean()
+
+
+def _finite(log_probs: th.Tensor) -> th.Tensor:
+    """The same, but finite where the probability is 0, so that such an action adds 0 and not the NaN of ``0 * -inf``."""
+    return log_probs.clamp(min=th.finfo(log_probs.dtype).min)
 
 
 def action_gap(q_values: th.Tensor) -> th.Tensor:
