@@ -501,7 +501,8 @@ def test_the_time_of_a_run_does_not_include_that_between_two_of_its_lives(error,
             run_study([run])
     assert read_json(status)["seconds"] == before > 0
     assert run_study([run]) == {}
-    assert before < read_json(status)["seconds"] < 3600
+    # From the checkpoint of step 0, and it may be faster than the first time
+    assert 0 < read_json(status)["seconds"] < 3600
 
 
 def test_a_status_that_cannot_be_written_does_not_hide_why_a_training_failed(tmp_path, monkeypatch):
