@@ -19,7 +19,7 @@ from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMulti
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
+from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from stable_baselines3.dqn import MlpPolicy as QPolicyOfDQN
 
@@ -408,7 +408,7 @@ def test_constructor_has_the_arguments_of_a2c():
 
 def test_example_of_the_docstring_runs():
     example = re.search(r"::\n\n((?: {8}.*\n)+)", QA2C.__doc__).group(1)
-    scope = dict(QA2C=QA2C, make_vec_env=make_vec_env, LinearSchedule=LinearSchedule)
+    scope = dict(QA2C=QA2C, make_vec_env=make_vec_env)
     exec(textwrap.dedent(example), scope)
     assert scope["model"].learn(80).num_timesteps == 80
     assert (scope["model"].n_envs, scope["model"].beta, scope["model"].ent_coef) == (8, 1.0, 0.0)

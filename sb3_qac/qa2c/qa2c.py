@@ -42,8 +42,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     The defaults are for Atari games. A small task needs other settings::
 
         env = make_vec_env("CartPole-v1", n_envs=8)
-        schedule = LinearSchedule(5e-3, 0, 1)
-        model = QA2C("MlpPolicy", env, learning_rate=schedule, pg_coef=1.0, ent_coef=0.0, beta=1.0)
+        model = QA2C("MlpPolicy", env, learning_rate="lin_5e-3", pg_coef=1.0, ent_coef=0.0, beta=1.0)
 
     Paper: Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503;
     the all-action gradient is from Sutton et al. 2001, "Comparing policy-gradient algorithms".
