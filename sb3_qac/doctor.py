@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import NamedTuple
 
 import gymnasium as gym
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sb3_qac import __version__
-from sb3_qac.zoo import ALGORITHMS, presets
 
 HOOK = "sb3_qac_zoo_hook"
 # All of them contain the module cv2
@@ -39,27 +41,43 @@ class Finding(NamedTuple):
 
 def examine() -> list[Finding]:
     """:return: One finding for each thing that the plugin needs"""
-    return [
+    findings = [
         Finding("Python", sys.version_info >= (3, 10), platform.python_version(), "Python 3.10 or newer is needed."),
         _versions(),
         _opencv(),
         _atari(),
-        _presets(),
         _hook_files(),
         _hook_switch(),
-        _zoo_command(),
     ]
+    try:
+        # Here, because it imports PyTorch, SB3 and others, of which any may be missing or broken
+        from sb3_qac.zoo import ALGORITHMS, presets
+    except Exception as error:
+        cure = "Install that package again, in a version that `pip check` does not object to."
+        return [*findings, Finding("imports", False, f"`import sb3_qac.zoo`: {type(error).__name__}: {error}", cure)]
+    return [*findings, _presets([presets(algo) for algo in ALGORITHMS]), _zoo_command(list(ALGORITHMS))]
 
 
 def _versions() -> Finding:
     names = ("stable_baselines3", "sb3_contrib", "rl_zoo3", "torch", "gymnasium", "ale-py", "wandb", "numpy")
-    versions = {name: _version(name) for name in names}
-    return Finding(
-        "packages",
-        all(versions.values()),
-        ", ".join(f"{name} {version or 'missing'}" for name, version in {"sb3_qac": __version__, **versions}.items()),
-        "Install what is missing: `pip install " + " ".join(name for name in names if not versions[name]) + "`.",
-    )
+    needed = _requirements()
+    found, wrong = [f"sb3_qac {__version__}"], []
+    for name in names:
+        version, requirement = _version(name), needed.get(canonicalize_name(name), Requirement(name))
+        is_tested = version is not None and requirement.specifier.contains(version, prereleases=True)
+        found.append(f"{name} {version or 'missing'}" + ("" if is_tested else f" (needed: {requirement.specifier or 'any'})"))
+        if not is_tested:
+            wrong.append(f'"{requirement}"')
+    return Finding("packages", not wrong, ", ".join(found), f"`pip install {' '.join(wrong)}`")
+
+
+def _requirements() -> dict[str, Requirement]:
+    """:return: What this package needs without extras, by canonical name; nothing if it is not installed"""
+    try:
+        needed = map(Requirement, importlib.metadata.requires("sb3_qac") or [])
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    return {canonicalize_name(requirement.name): requirement for requirement in needed if requirement.marker is None}
 
 
 def _version(name: str) -> str | None:
@@ -85,8 +103,7 @@ def _atari() -> Finding:
     return Finding("Atari", known, f"PongNoFrameskip-v4 is {'known' if known else 'unknown'}", "`pip install ale-py`")
 
 
-def _presets() -> Finding:
-    paths = [presets(algo) for algo in ALGORITHMS]
+def _presets(paths: list[Path]) -> Finding:
     try:
         counts = [f"{path.name} with {len(yaml.safe_load(path.read_text()))} entries" for path in paths]
         return Finding("presets", True, f"{paths[0].parent}: {', '.join(counts)}")
@@ -112,20 +129,26 @@ def _hook_switch() -> Finding:
     )
 
 
-def _zoo_command() -> Finding:
+def _zoo_command(algorithms: list[str]) -> Finding:
     """The decisive check: does a new interpreter that imports only RL Zoo find the algorithms there?"""
-    program = "import json, rl_zoo3; print(json.dumps({name: a.__name__ for name, a in rl_zoo3.ALGOS.items()}))"
+    # This module imports the other two in which the hook registers
+    program = "import json, rl_zoo3.exp_manager as m; print(json.dumps({name: a.__name__ for name, a in m.ALGOS.items()}))"
     try:
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         cure = "Run `python -m sb3_qac doctor` again when the machine is less busy."
-        return Finding("RL Zoo", False, f"`import rl_zoo3` takes more than {TIMEOUT} seconds", cure)
-    live = run.returncode == 0 and all(f'"{name}"' in run.stdout for name in ALGORITHMS)
+        return Finding("RL Zoo", False, f"`import rl_zoo3.exp_manager` takes more than {TIMEOUT} seconds", cure)
+    printed = run.stderr.strip().splitlines() or ["The start-up hook did not run."]
+    # The hook's own warning, if there is one, up to the advice to run this command
+    refused = re.search(r"sb3_qac could not register .*?(?= `python -m sb3_qac doctor`)", run.stderr)
+    live = run.returncode == 0 and refused is None and all(f'"{name}"' in run.stdout for name in algorithms)
+    misplaced = (
+        f"{printed[-1]} Files named {HOOK}.* must lie in the environment's own site-packages, and Python must not run with "
+        "-S. Until then: `python -m sb3_qac zoo train ...`."
+    )
     return Finding(
         "RL Zoo",
         live,
-        f"`python -m rl_zoo3.train` {'knows' if live else 'does not know'} {', '.join(ALGORITHMS)}",
-        (run.stderr.strip().splitlines() or ["The start-up hook did not run."])[-1]
-        + f" Files named {HOOK}.* must lie in the environment's own site-packages, and Python must not run with -S."
-        + " Until then: `python -m sb3_qac zoo train ...`.",
+        f"`python -m rl_zoo3.train` {'knows' if live else 'does not know'} {', '.join(algorithms)}",
+        refused[0] if refused else misplaced,
     )

@@ -71,6 +71,16 @@ def test_values_are_the_mean_of_q_under_the_policy(policy_class, observation_spa
     th.testing.assert_close(evaluated[2], -(probs * probs.log()).sum(1))
 
 
+def test_loss_of_the_values_that_sb3_evaluates_does_not_train_the_actor():
+    """SB3's A2C and PPO may have this policy. With their own policy nothing of this loss reaches the actor's head."""
+    policy = make(MlpPolicy, VECTOR)
+    obs = observe(policy)
+    values, _, _ = policy.evaluate_actions(obs, th.zeros(BATCH_SIZE))
+    (10 - values).square().mean().backward()
+    assert policy.action_net.weight.grad is None
+    assert policy.q_net.weight.grad.abs().sum() > 0
+
+
 @POLICIES
 @TRUNKS
 def test_trunk_and_actor_start_as_in_a2c(policy_class, observation_space, share_features_extractor):

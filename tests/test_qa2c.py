@@ -221,13 +221,18 @@ def test_loaded_model_predicts_and_updates_as_the_saved_one(tmp_path, policy_kwa
 
 
 def test_set_parameters_restores_policy_and_optimizer(tmp_path):
+    def square_averages():
+        return [state["square_avg"].clone() for state in model.policy.optimizer.state_dict()["state"].values()]
+
     model = QA2C("MlpPolicy", "CartPole-v1", seed=0).learn(20)
     model.save(tmp_path / "model")
-    saved = parameters(model).copy()
+    saved, averages = parameters(model).copy(), square_averages()
     model.learn(20)
     assert not np.array_equal(parameters(model), saved)
+    assert not all(map(th.equal, square_averages(), averages))
     model.set_parameters(str(tmp_path / "model"))
     np.testing.assert_array_equal(parameters(model), saved)
+    assert all(map(th.equal, square_averages(), averages))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -317,6 +322,7 @@ GRID = spaces.MultiDiscrete([[3, 4], [2, 2]])
         pytest.param("MultiInputPolicy", spaces.Dict(a=VECTOR, b=GRID), TWO, "one dimension", id="grid in a dict"),
         pytest.param("MultiInputPolicy", VECTOR, TWO, "dict observations.*'MlpPolicy'", id="vector for MultiInputPolicy"),
         pytest.param("MlpPolicy", spaces.Dict(a=VECTOR), TWO, "MultiInputPolicy", id="dict for MlpPolicy"),
+        pytest.param(ActorCriticQPolicy, spaces.Dict(a=VECTOR), TWO, "MultiInputPolicy", id="dict for the class"),
         pytest.param(ActorCriticPolicy, VECTOR, TWO, "'MlpPolicy'.*ActorCriticQPolicy.*ActorCriticPolicy'", id="A2C's policy"),
     ],
 )
@@ -389,6 +395,10 @@ def test_gpu_is_only_advised_against_with_the_mlp_policy(algorithm):
     model.device = th.device("cuda")
     with pytest.warns(UserWarning, match="primarily intended to run on the CPU"):
         model._maybe_recommend_cpu()
+    model = algorithm("CnnPolicy", FakeImageEnv(screen_height=40, screen_width=40, n_channels=1))
+    model.device = th.device("cuda")
+    # Warnings are errors
+    model._maybe_recommend_cpu()
 
 
 def test_constructor_has_the_arguments_of_a2c():

@@ -226,6 +226,30 @@ def test_old_policy_is_that_of_the_rollout_for_all_actions(policy, env):
     np.testing.assert_allclose(q_taken, q_values.gather(1, th.as_tensor(buffer.actions).long()), rtol=1e-5, atol=1e-6)
 
 
+class Mixture(ActorCriticQPolicy):
+    """Takes a random action in half of the steps. Both methods call those of the parent."""
+
+    def evaluate_all_actions(self, obs):
+        q_values, log_probs = super().evaluate_all_actions(obs)
+        return q_values, (0.5 * log_probs.exp() + 0.5 / log_probs.shape[1]).log()
+
+    def forward(self, obs, deterministic=False):
+        actions, values, _ = super().forward(obs, deterministic)
+        actions = th.where(th.rand(actions.shape) < 0.5, th.randint_like(actions, self.action_space.n), actions)
+        return actions, values, self.evaluate_all_actions(obs)[1].gather(1, actions[:, None]).flatten()
+
+
+def test_old_policy_is_the_users_where_its_methods_call_ours():
+    """In the first minibatch the policy is still that of the rollout."""
+    model = QPPO(Mixture, make_vec_env("CartPole-v1", n_envs=2), seed=0, device="cpu", n_steps=8, batch_size=16, n_epochs=1)
+    with th.no_grad():
+        # Far from uniform, so that the mixture is another policy
+        model.policy.action_net.bias += th.tensor([2.0, -2.0])
+    (row,) = logged_by(model, 32)
+    assert row["kl"] == pytest.approx(0, abs=1e-6)
+    assert row["clip_fraction"] == 0
+
+
 class OwnForward(ActorCriticQPolicy):
     def forward(self, obs, deterministic=False):
         actions = self.get_distribution(obs).get_actions(deterministic)

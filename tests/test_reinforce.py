@@ -50,6 +50,27 @@ def collect(model):
     return model._episodes
 
 
+def test_callbacks_see_the_actions_of_the_step():
+    """As with A2C and PPO: an array, one action for each environment."""
+    sent, seen = [], []
+
+    class Recorder(VecEnvWrapper):
+        def reset(self):
+            return self.venv.reset()
+
+        def step_async(self, actions):
+            sent.append(actions.copy())
+            self.venv.step_async(actions)
+
+        def step_wait(self):
+            return self.venv.step_wait()
+
+    env = Recorder(DummyVecEnv([lambda: Corridor((3,))] * 2))
+    REINFORCE("MlpPolicy", env, n_episodes=2, seed=0).learn(12, lambda local, _: seen.append(local["actions"]) is None)
+    assert len(seen) == 6
+    np.testing.assert_array_equal(seen, sent)
+
+
 def test_returns_are_those_of_the_textbook():
     # Rewards 1, 2, 4 with discount 1/2, then an episode of one step with 8
     rewards, dones = np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([[False], [False], [True], [True]])

@@ -4,6 +4,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -336,10 +337,57 @@ def test_doctor_says_that_the_hook_is_switched_off(monkeypatch, capsys):
     assert "python -m sb3_qac zoo train" in printed
 
 
+FAKE_ZOO = {
+    "__init__.py": "",
+    "utils.py": "ALGOS = {}\n",
+    "hyperparams_opt.py": "HYPERPARAMS_SAMPLER, HYPERPARAMS_CONVERTER = {}, {}\n",
+    "exp_manager.py": "from rl_zoo3 import hyperparams_opt\nfrom rl_zoo3.utils import ALGOS\nclass ExperimentManager: pass\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "text", "reason"),
+    [
+        ("utils.py", "from types import MappingProxyType\nALGOS = MappingProxyType({})\n", "needs a dict `ALGOS` in"),
+        ("hyperparams_opt.py", "", "needs a dict `HYPERPARAMS_SAMPLER` in"),
+        ("exp_manager.py", None, "needs a parameter `algo` of `ExperimentManager`"),
+    ],
+)
+def test_doctor_says_why_the_hook_could_not_register(changed, text, reason, tmp_path, monkeypatch, capsys):
+    """In whichever of RL Zoo's modules: another version may lack a name in each of them."""
+    (tmp_path / "rl_zoo3").mkdir()
+    for name, content in {**FAKE_ZOO, changed: FAKE_ZOO[changed] if text is None else text}.items():
+        (tmp_path / "rl_zoo3" / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor"]) == 1
+    found, cure = re.search(r"^\[!!\] RL Zoo: (.*)\n     -> (.*)$", capsys.readouterr().out, re.MULTILINE).groups()
+    assert "does not know qa2c" in found
+    assert "could not register" in cure and reason in cure and "Install a version that was tested" in cure
+
+
+@pytest.mark.parametrize("package", ["torch", "stable_baselines3", "filelock"])
+def test_doctor_says_what_cannot_be_imported(package):
+    program = f"import sys; sys.modules[{package!r}] = None; from sb3_qac.__main__ import main; sys.exit(main(['doctor']))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert re.search(rf"^\[!!\] imports: .*{package}", run.stdout, re.MULTILINE)
+
+
+def test_doctor_names_versions_that_were_not_tested(monkeypatch, capsys):
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: {"rl_zoo3": "2.4.0", "torch": None}.get(name, version(name)))
+    monkeypatch.setattr(doctor, "TIMEOUT", 0.01)
+    main(["doctor"])
+    line, cure = re.search(r"^\[!!\] packages: (.*)\n     -> (.*)$", capsys.readouterr().out, re.MULTILINE).groups()
+    assert "rl_zoo3 2.4.0 (needed: <2.10,>=2.9.2)" in line and "torch missing (needed: <3,>=2.13)" in line
+    assert line.count("needed") == 2
+    assert "rl_zoo3<2.10,>=2.9.2" in cure and "torch<3,>=2.13" in cure
+
+
 def test_doctor_says_that_rl_zoo_does_not_answer(monkeypatch, capsys):
     monkeypatch.setattr("sb3_qac.doctor.TIMEOUT", 0.01)
     assert main(["doctor"]) == 1
-    assert "[!!] RL Zoo: `import rl_zoo3` takes more than 0.01 seconds\n     -> Run " in capsys.readouterr().out
+    assert "[!!] RL Zoo: `import rl_zoo3.exp_manager` takes more than 0.01 seconds\n     -> Run " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -509,6 +557,13 @@ def test_samples_of_qppos_search_space_are_arguments_of_the_algorithm():
     for _ in range(20):
         sampled = search_space.sample_qppo_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
         QPPO("MlpPolicy", "CartPole-v1", **sampled)
+
+
+def test_search_of_qppo_leaves_out_what_the_sampled_estimator_does_not_use():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.set_user_attr("policy_gradient", "sampled")
+    drawn = [search_space.sample_qppo_params(study.ask(), n_actions=0, n_envs=8, additional_args={}) for _ in range(20)]
+    assert {(each["beta"], each["shrinkage"], each["advantage_scale"]) for each in drawn} == {(1.0, 0.1, "corrected")}
 
 
 def test_qppo_has_presets_for_everything_that_qa2c_has():

@@ -36,8 +36,8 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
     ``takes_pixels``). Images that SB3 has divided by 255 are multiplied back, which gives exactly the same pixels, so both
     ways give the same features. In "float32" only the rounding differs from ``NatureCNN``. "bfloat16" computes the layers with
     8 significant bits and changes results beyond rounding. Parameters, their gradients, the returned features and everything
-    behind them stay in float32. A convolution in ``cnn`` and the linear layer may be replaced by others of their kind; the
-    activation function is always ReLU.
+    behind them stay in float32. A convolution in ``cnn`` and the linear layer may be replaced by others of their kind with
+    a bias; the activation function is always ReLU. Forward hooks of the layers are not called.
 
     :param observation_space: Observation space, images with channels first
     :param features_dim: Number of features

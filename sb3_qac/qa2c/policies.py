@@ -32,7 +32,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
     :param net_arch: The specification of the policy and value networks. ``vf`` is the critic's.
     :param activation_fn: Activation function
     :param ortho_init: Whether to use or not orthogonal initialization
-    :param features_extractor_class: Features extractor to use, or any callable that returns one.
+    :param features_extractor_class: Features extractor to use, or any callable that returns one
+        (with ``normalize_images=False`` SB3 takes classes only).
     :param features_extractor_kwargs: Keyword arguments
         to pass to the features extractor.
     :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
@@ -72,6 +73,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         check_action_space(action_space)
+        if isinstance(observation_space, spaces.Dict) and features_extractor_class is FlattenExtractor:
+            raise ValueError(f"{observation_space} needs 'MultiInputPolicy', or a `features_extractor_class` that takes it.")
         # Set first: the constructor of SB3's policy calls ``_build``
         self.dueling = dueling
         super().__init__(
@@ -169,7 +172,9 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
             and entropy of the action distribution
         """
         distribution, q_values, log_probs = self._actor_critic(obs)
-        return state_values(log_probs.exp(), q_values), distribution.log_prob(actions), distribution.entropy()
+        # SB3's algorithms learn the critic from these values: its loss must not train the actor
+        values = state_values(log_probs.exp().detach(), q_values)
+        return values, distribution.log_prob(actions), distribution.entropy()
 
     def evaluate_all_actions(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
         """
@@ -213,7 +218,8 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
     :param net_arch: The specification of the policy and value networks. ``vf`` is the critic's.
     :param activation_fn: Activation function
     :param ortho_init: Whether to use or not orthogonal initialization
-    :param features_extractor_class: Features extractor to use, or any callable that returns one.
+    :param features_extractor_class: Features extractor to use, or any callable that returns one
+        (with ``normalize_images=False`` SB3 takes classes only).
     :param features_extractor_kwargs: Keyword arguments
         to pass to the features extractor.
     :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
@@ -275,7 +281,8 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
     :param net_arch: The specification of the policy and value networks. ``vf`` is the critic's.
     :param activation_fn: Activation function
     :param ortho_init: Whether to use or not orthogonal initialization
-    :param features_extractor_class: Features extractor to use, or any callable that returns one.
+    :param features_extractor_class: Features extractor to use, or any callable that returns one
+        (with ``normalize_images=False`` SB3 takes classes only).
     :param features_extractor_kwargs: Keyword arguments
         to pass to the features extractor.
     :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.

@@ -266,8 +266,10 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         with constant_weights(self.policy), self.policy.keep_evaluations() as evaluations:
             completed = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         if completed:
-            if len(evaluations) != n_rollout_steps:
-                # A callback called the policy too, or the policy has a `forward` of its own
+            methods = ("forward", "evaluate_all_actions")
+            own = any(getattr(type(self.policy), name) is not getattr(ActorCriticQPolicy, name) for name in methods)
+            if own or len(evaluations) != n_rollout_steps:
+                # The policy has such a method of its own, maybe around ours, or a callback called the policy too
                 evaluations = self._evaluate_again(rollout_buffer)
             # (n_steps, n_envs, n_actions) each
             q_values, log_probs = (th.stack(tensors).numpy(force=True) for tensors in zip(*evaluations, strict=True))

@@ -203,8 +203,9 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = step_dones
 
-            # Give access to local variables
-            callback.update_locals({**locals(), "rewards": step_rewards, "dones": step_dones})
+            # Give access to local variables, with A2C's names for those of this step
+            of_step = dict(actions=step_actions.cpu().numpy(), rewards=step_rewards, dones=step_dones)
+            callback.update_locals({**locals(), **of_step})
             if not callback.on_step():
                 return False
             self._update_info_buffer([infos[i] for i in np.flatnonzero(playing)], step_dones[playing])

@@ -6,6 +6,11 @@ if TYPE_CHECKING:
     import optuna
 
 
+def _policy_gradient(trial: "optuna.Trial") -> str | None:
+    """:return: the estimator that the preset names, if it does: RL Zoo keeps the preset in the study, as text"""
+    return trial.study.user_attrs.get("policy_gradient")
+
+
 def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
     """
     Sampler for QA2C hyperparams. The policy's hyperparameters stay as in the preset, so that it works with every policy.
@@ -25,8 +30,8 @@ def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     trial.suggest_float("vf_coef", 0.1, 1, log=True)
     trial.suggest_float("ent_coef", 1e-5, 0.1, log=True)
     trial.suggest_float("max_grad_norm", 0.3, 5, log=True)
-    # RL Zoo keeps the preset in the study, as text. `beta` corrects the all-action estimator only
-    sampled = trial.study.user_attrs.get("policy_gradient") == "sampled"
+    # `beta` corrects the all-action estimator only
+    sampled = _policy_gradient(trial) == "sampled"
     trial.suggest_categorical("beta", [0.0] if sampled else [0.0, 0.5, 1.0])
 
     hyperparams = convert_qa2c_params(trial.params)
@@ -68,9 +73,11 @@ def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     trial.suggest_float("ent_coef", 1e-4, 0.1, log=True)
     trial.suggest_float("vf_coef", 0.1, 1, log=True)
     trial.suggest_float("max_grad_norm", 0.3, 5, log=True)
-    trial.suggest_categorical("beta", [0.5, 1.0])
-    trial.suggest_categorical("shrinkage", [0.0, 0.03, 0.1, 0.3])
-    trial.suggest_categorical("advantage_scale", ["corrected", "critic"])
+    # They have no effect on the policy with the sampled estimator
+    sampled = _policy_gradient(trial) == "sampled"
+    trial.suggest_categorical("beta", [1.0] if sampled else [0.5, 1.0])
+    trial.suggest_categorical("shrinkage", [0.1] if sampled else [0.0, 0.03, 0.1, 0.3])
+    trial.suggest_categorical("advantage_scale", ["corrected"] if sampled else ["corrected", "critic"])
 
     hyperparams = convert_qppo_params(trial.params)
     # Display true values
