@@ -21,6 +21,7 @@ from sb3_qac.study.ladder import write_page
 from sb3_qac.study.loading import load_everything, load_run, load_study
 from sb3_qac.study.pack import N_POINTS, add_packed, command_of, load_pack, rounded, thinned, write_pack
 from sb3_qac.study.report import markdown, write_report
+from tests.test_report import write_run
 
 PARTS = {"": 5, "part": 2, "stopped": 1}
 FILES = ["curves.csv.xz", "diagnosis.json", "evaluations.csv.xz", "runs.csv", "settings.json"]
@@ -52,6 +53,18 @@ def packed(live, tmp_path_factory):
     assert sorted(path.name for path in output.iterdir()) == FILES
     assert sorted(printed.getvalue().split()) == [str(output / name) for name in FILES]
     return output
+
+
+def test_a_packed_run_is_not_replaced_by_one_that_has_been_begun_again(tmp_path):
+    """As in a new clone, which has the packed study and not the folders of its runs."""
+    packed = tmp_path / "packed"
+    write_run(tmp_path / "first", "a2c", 0, [[0, 2], [10, 12]], algo="a2c")
+    assert main(["pack", str(tmp_path / "first"), "--output", str(packed)]) == 0
+    before = {path.name: path.read_bytes() for path in packed.iterdir()}
+    write_run(tmp_path / "again", "a2c", 0, [], finished=False, algo="a2c")
+    with pytest.raises(SystemExit, match=r"pack: 1 of the packed runs .* would be lost, .* or not as far: a2c_seed-0\. Give"):
+        main(["pack", str(tmp_path / "again"), "--output", str(packed)])
+    assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
 
 
 def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_path):

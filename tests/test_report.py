@@ -15,7 +15,7 @@ from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.__main__ import main
 from sb3_qac.study.analysis import paragraphs, relative_table, statistics
-from sb3_qac.study.loading import load_study
+from sb3_qac.study.loading import load_everything, load_study
 from sb3_qac.study.report import _panels, _styles, draw_evaluations, markdown, median_curve, save_figure, table, write_report
 from sb3_qac.study.statistics import (
     common_evaluations,
@@ -546,14 +546,6 @@ def test_runs_with_different_hyperparameters_are_told(tmp_path):
         path.write_text(json.dumps({**json.loads(path.read_text()), "n_timesteps": 5000}))
     assert f"{different}{epochs}.\n" in markdown(tmp_path, load_study(tmp_path), None)
     shutil.rmtree(tmp_path / "qppo_seed-2")
-    # Two runs of the same name
-    folder = tmp_path / "part" / "Game-v0"
-    for path in (folder / "qppo_seed-0", folder.parent / "qppo_seed-0"):
-        shutil.copytree(tmp_path / "qppo_seed-0", path)
-    (folder / "qppo_seed-0" / "Game-v0" / "config.yml").write_text(config.format(5, 0))
-    differ = "n_epochs is 5 (Game-v0/qppo_seed-0), 10 (qppo_seed-0)."
-    assert differ in markdown(folder.parent, load_study(folder.parent), None)
-    shutil.rmtree(folder.parent)
     # A run that has just begun
     shutil.rmtree(tmp_path / "qppo_seed-0" / "Game-v0")
     assert "different hyperparameters" not in markdown(tmp_path, load_study(tmp_path), None)
@@ -883,10 +875,45 @@ def test_a_report_that_fails_leaves_the_plots_of_the_one_before(two_games, monke
 
 def test_a_seed_that_is_there_twice_is_refused_by_the_paths_of_its_runs(two_games):
     write_run(two_games, "qppo", 1, [[0, 0], [9, 9]], env_id="Second-v0")
-    message = "qppo has two runs with seed 1 on Second-v0: Second-v0/qppo_seed-1 and qppo_seed-1"
+    message = "Second-v0/qppo_seed-1 and qppo_seed-1 are both the run of qppo on Second-v0 with seed 1"
     for more in [], ["--reference", "a2c"]:
         with pytest.raises(SystemExit, match=f"^report: {message}"):
             main(["report", str(two_games), *more])
+
+
+def test_a_copy_of_a_run_is_refused(tmp_path):
+    run = write_run(tmp_path, "a2c", 0, [[0, 2]])
+    shutil.copytree(run, tmp_path / "a2c_seed-0 (copy)")
+    with pytest.raises(SystemExit, match="are both the run of a2c on Game-v0 with seed 0, and would count twice"):
+        main(["report", str(tmp_path)])
+
+
+def test_runs_with_other_evaluations_are_told(tmp_path):
+    """Who evaluates more often has more chances to reach a return by luck."""
+    write_run(tmp_path, "a2c", 0, [[0, 2]], eval_freq=1000)
+    write_run(tmp_path, "a2c", 1, [[0, 2]], eval_freq=500)
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "different settings:** eval_freq is 1000 (a2c_seed-0), 500 (a2c_seed-1)." in text
+
+
+def test_files_of_other_programs_are_passed_over(tmp_path):
+    write_run(tmp_path / "study", "a2c", 0, [[0, 2]])
+    (tmp_path / "study" / "other").mkdir()
+    (tmp_path / "study" / "other" / "run.json").write_text('{"a": 1}')
+    assert list(load_study(tmp_path / "study")["Game-v0"]) == ["a2c"]
+    assert list(load_everything(tmp_path / "study")) == [""]
+    (tmp_path / "runs.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="There is no run of a study in"):
+        load_study(tmp_path / "empty")
+
+
+def test_a_difference_that_is_not_a_number_is_called_so(tmp_path):
+    for group, returns in ("a2c", [1, 2]), ("all-action", [np.nan, np.nan]):
+        for seed in 0, 1:
+            write_run(tmp_path, group, seed, [[0, 0], returns])
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "not a number" in text and "nan (no interval" not in text
 
 
 def test_a_group_of_one_seed_does_not_hide_that_the_others_have_few(two_games):

@@ -41,7 +41,7 @@ from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study import workers
 from sb3_qac.study.agents import final_agent
-from sb3_qac.study.callbacks import EvaluateFromReturn, StopOnReturn
+from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback, StopOnReturn
 from sb3_qac.study.catalogue import BENCHMARKED, STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary, without_evaluation
 from sb3_qac.study.loading import load_run
@@ -1027,3 +1027,47 @@ def test_a_run_is_trained_where_git_is_not_installed(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", missing)
     assert provenance()["commit"] is None
+
+
+def test_a_preset_for_rl_zoo_may_have_exact_checkpoints_of_its_own(tmp_path):
+    """As docs/exact_resume.md recommends for RL Zoo. The study keeps their settings, in a folder of its own."""
+    path = tmp_path / "mine.yml"
+    callback = "[{sb3_qac.common.callbacks.ExactCheckpointCallback: {save_freq: 100, keep: 99}}]"
+    path.write_text(f"CartPole-v1: {{policy: MlpPolicy, n_timesteps: 400, n_steps: 5, n_envs: 4, callback: {callback}}}")
+    (run,) = make_grid("CartPole-v1", ["a2c"], [0], tmp_path, str(path), **{**SMALL, "n_timesteps": 400, "eval_freq": 400})
+    assert run_study([run]) == {} and run.finished
+    # At the start, and every 100 of 400 steps
+    assert len(checkpoints_in(Path(run.folder, "checkpoints"))) == 5
+
+
+def test_a_run_that_begins_again_has_no_evaluation_of_the_time_before(tmp_path, monkeypatch):
+    """DQN cannot be resumed, so it starts from step 0."""
+    (run,) = make_grid("CartPole-v1", ["dqn"], [0], tmp_path, **SMALL)
+    for last, evaluations in ((900, [800]), (100, [])):
+
+        def interrupt(callback, last=last):
+            if callback.model.num_timesteps == last:
+                raise KeyboardInterrupt
+            return True
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StatusCallback, "_on_step", interrupt)
+            train_run(run)
+        assert not run.finished and load_run(Path(run.folder)).timesteps.tolist() == evaluations
+        assert Path(run.folder, "best_model.zip").exists() == bool(evaluations)
+
+
+def test_an_error_in_letters_that_the_locale_lacks_does_not_stop_the_other_runs(tmp_path, monkeypatch):
+    runs = make_grid("CartPole-v1", ["a2c"], [0, 1], tmp_path, **SMALL)
+    monkeypatch.setattr("sb3_qac.study.train._train", Mock(side_effect=FloatingPointError("loss \u2265 0")))
+    write_text = Path.write_text
+    monkeypatch.setattr(Path, "write_text", lambda self, text, encoding="ascii": write_text(self, text, encoding))
+    assert run_study(runs) == dict.fromkeys([run.folder for run in runs], "FloatingPointError: loss \u2265 0")
+
+
+def test_json_of_a_study_has_no_nan(tmp_path, capsys):
+    """A training return before the first episode has ended is not a number."""
+    arguments = ["study", "CartPole-v1", "--algos", "a2c", "--seeds", "0", "--steps", "40", "--wandb", "disabled", "--json"]
+    assert main([*arguments, "--output", str(tmp_path)]) == 0
+    (status,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail).values()
+    assert status["finished"]

@@ -124,7 +124,9 @@ def print_results(runs: Sequence[Any], as_json: bool) -> None:
     from sb3_qac.study.grid import summary
 
     if as_json:
-        print(json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
+        states = json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs})
+        # JSON has no NaN, which is the training return before the first episode has ended
+        print(json.dumps(json.loads(states, parse_constant=lambda name: None), indent=1))
         return
     for line in summary(runs):
         print(line)

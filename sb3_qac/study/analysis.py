@@ -350,6 +350,8 @@ def _counts(groups: Groups) -> list[str]:
 
 def _verdict(found: Difference, unit: str = "") -> str:
     mean, low, high = (f"{x:+,.0f}" if abs(x) >= 100 else f"{x:+.3g}" for x in (found.mean, found.low, found.high))
+    if np.isnan(found.mean):
+        return "not a number"
     if np.isnan(found.low):
         return f"{mean}{unit} (no interval: one seed, or no variance)"
     verdict = "significant" if found.significant else "not significant"

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.study.catalogue import field_name
-from sb3_qac.study.pack import find_pack, load_pack
+from sb3_qac.study.pack import check_different_runs, find_pack, load_pack
 from sb3_qac.study.records import CURVES, Groups, Record
 
 # SB3's PPO has another name for one row of the log
@@ -96,7 +96,7 @@ def load_study(folder: Path) -> dict[str, Groups]:
     :param folder: Folder of a study, either packed or with the folders of its runs. A part of a packed study keeps the path of
         its original folder, such as "results/ladder/lin_7e-4".
     :return: records of all runs that were started, by environment and group, in the order of their seeds
-    :raises ValueError: if there are none
+    :raises ValueError: if there are none, or a run is there twice
     """
     _check_no_run(folder)
     records = [replace(load_run(path), path=key) for key, path in runs_of(folder).items()]
@@ -107,6 +107,7 @@ def load_study(folder: Path) -> dict[str, Groups]:
         raise ValueError(
             f"There is no run of a study in {folder}. `python -m sb3_qac study ... --output {folder}` makes some."
         )
+    check_different_runs(records)
     return by_environment(records)
 
 
@@ -155,10 +156,14 @@ def runs_of(folder: Path) -> dict[str, Path]:
     runs = {}
     for path in sorted([*folder.glob("*/run.json"), *folder.glob("*/*/run.json")]):
         run = path.parent
-        # Folders of checkpoints have a file of that name too
-        if run.name != "checkpoints" and part_of(folder, run, read_json(path).get("env_id", "")) == "":
+        if _is_run(path) and part_of(folder, run, read_json(path)["env_id"]) == "":
             runs[run.relative_to(folder).as_posix()] = run
     return runs
+
+
+def _is_run(path: Path) -> bool:
+    """:return: whether a ``run.json`` is that of a run. Checkpoints, and other programs, have files of that name too."""
+    return path.parent.name != "checkpoints" and "env_id" in read_json(path)
 
 
 def load_everything(folder: Path) -> dict[str, list[Record]]:
@@ -170,9 +175,7 @@ def load_everything(folder: Path) -> dict[str, list[Record]]:
     """
     _check_no_run(folder)
     parts: dict[str, list[Record]] = {}
-    for path in sorted(folder.glob("**/run.json")):
-        if path.parent.name == "checkpoints":
-            continue
+    for path in filter(_is_run, sorted(folder.glob("**/run.json"))):
         record = replace(load_run(path.parent), path=path.parent.relative_to(folder).as_posix())
         parts.setdefault(part_of(folder, path.parent, record.settings["env_id"]), []).append(record)
     if not parts:

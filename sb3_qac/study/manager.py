@@ -120,8 +120,13 @@ class StudyManager(ExperimentManager):
             evaluation.callback.parent = evaluation
         if self.run.eval_from is not None:
             self.callbacks.insert(self.callbacks.index(evaluation), EvaluateFromReturn(evaluation, self.run.eval_from))
+        # The hyperparameters may have one for RL Zoo, with settings of its own
+        given = [callback for callback in self.callbacks if isinstance(callback, ExactCheckpointCallback)]
+        self.callbacks = [callback for callback in self.callbacks if callback not in given]
         if self.is_resumable:
-            self.callbacks.insert(0, ExactCheckpointCallback(Path(self.run.folder, "checkpoints"), verbose=0))
+            checkpoints = given[0] if given else ExactCheckpointCallback(verbose=0)
+            checkpoints.folder = Path(self.run.folder, "checkpoints")
+            self.callbacks.insert(0, checkpoints)
             self.callbacks.append(CurvesCallback())
             self.callbacks.append(SnapshotCallback(Path(self.run.folder, "snapshots")))
         if issubclass(ALGOS[self.run.algo], OnPolicyAlgorithm):

@@ -237,7 +237,8 @@ def find_pack(folder: Path) -> tuple[Path, str] | None:
     :return: folder of the packed study, and the part; None if there is no packed study
     """
     for parent in (folder, *folder.parents):
-        if (parent / RUNS_FILE).is_file():
+        # Above the folder, other programs' tables may have this name
+        if (parent / RUNS_FILE).is_file() and (parent == folder or (parent / SETTINGS_FILE).is_file()):
             return parent, folder.relative_to(parent).as_posix().removeprefix(".")
     return None
 
@@ -284,10 +285,10 @@ def _load_pack(folder: Path, part: str) -> list[Record]:
 def packed_runs(folder: Path) -> pd.DataFrame:
     """
     :param folder: Folder of a packed study; it need not exist
-    :return: a row for each packed run, with its ``study`` and its path, ``run``
+    :return: a row for each packed run, with its ``study``, its path, ``run``, its ``state`` and its ``steps``
     :raises ValueError: if the table of runs is damaged
     """
-    path, columns = folder / RUNS_FILE, ["study", "run"]
+    path, columns = folder / RUNS_FILE, ["study", "run", "state", "steps"]
     if not path.is_file():
         return pd.DataFrame(columns=columns)
     try:
@@ -300,12 +301,15 @@ def check_all_are_there(parts: dict[str, list[Record]], folder: Path) -> None:
     """
     :param parts: Records by part of a study
     :param folder: Folder of a packed study, which they will replace; it need not exist
-    :raises ValueError: if a packed run is not among them, because it may be kept nowhere else
+    :raises ValueError: if a packed run is not among them, or has not come as far, because it may be kept nowhere else
     """
-    gone = sorted({*packed_runs(folder)["run"]} - {record.path for records in parts.values() for record in records})
+    reached = {record.path: _progress(record) for records in parts.values() for record in records}
+    packed = packed_runs(folder)
+    needed = np.where(packed["state"].isin(["finished", "stopped"]), math.inf, packed["steps"].astype(float))
+    gone = sorted(run for run, least in zip(packed["run"], needed, strict=True) if reached.get(run, -1) < least)
     if gone:
         raise ValueError(
-            f"{len(gone)} of the packed runs in {folder} would be lost, because the study does not have them: "
+            f"{len(gone)} of the packed runs in {folder} would be lost, because the study does not have them, or not as far: "
             f"{', '.join(gone[:3])}{', ...' if len(gone) > 3 else ''}. Give `--add` to keep them, or delete "
             f"{folder / RUNS_FILE} first."
         )

@@ -49,8 +49,8 @@ PLAYED = (
 )
 FAILED = " Where groups are compared, a failed run counts with its last evaluation, and is left out if it has none."
 N_COLORS = 128
-# Settings that change what an evaluation is, or in which numbers an agent computes
-EVALUATED = ("n_eval_episodes", "deterministic", "native", "dtype")
+# Settings that change what an evaluation is, how soon one can reach a return, or in which numbers an agent computes
+EVALUATED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return", "native", "dtype")
 # Plots of a report, by the name of their file
 PLOTS = ("evaluations", "curves", "relative")
 
@@ -542,6 +542,6 @@ def write_markdown(text: str, path: Path, width: str = "60em") -> Path:
         f"<meta charset='utf-8'><style>body{{font-family:sans-serif;max-width:{width};margin:auto}}"
         "td,th{padding:.2em .6em}img{max-width:100%}</style>"
     )
-    Path(f"{path}.md").write_text(text)
-    Path(f"{path}.html").write_text(f"{style}\n{to_html(text, extensions=['tables'])}\n")
+    Path(f"{path}.md").write_text(text, encoding="utf-8")
+    Path(f"{path}.html").write_text(f"{style}\n{to_html(text, extensions=['tables'])}\n", encoding="utf-8")
     return Path(f"{path}.md")

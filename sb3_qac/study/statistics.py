@@ -89,18 +89,7 @@ def common_seeds(envs: dict[str, Groups]) -> dict[str, Groups]:
 
     :param envs: Records by environment
     :return: the evaluated runs with these seeds. Groups without such a seed are left out.
-    :raises ValueError: if a group has a seed twice in an environment
     """
-    for env_id, groups in envs.items():
-        for name, records in groups.items():
-            paths: dict[int, str] = {}
-            for record in records:
-                seed = record.settings["seed"]
-                if paths.setdefault(seed, record.path) != record.path:
-                    raise ValueError(
-                        f"{name} has two runs with seed {seed} on {env_id}: {paths[seed]} and {record.path}. To compare "
-                        "groups over environments, each seed must be there once. Move one of the two to another study."
-                    )
     seeds = [
         {name: {record.settings["seed"] for record in records if len(record.timesteps)} for name, records in groups.items()}
         for groups in envs.values()

@@ -55,7 +55,7 @@ def _train_or_tell(run: Run) -> str | None:
     except Exception:
         # A full disk may be the error
         with contextlib.suppress(OSError):
-            error_file.write_text(traceback.format_exc())
+            error_file.write_text(traceback.format_exc(), encoding="utf-8")
         return traceback.format_exc(limit=-1).splitlines()[-1]
     return None
 
@@ -78,6 +78,10 @@ def _train(run: Run) -> None:
         try:
             result = manager.setup_experiment()
             assert result is not None
+            if not checkpoints_in(Path(run.folder, "checkpoints")):
+                # It begins again, and its first evaluation is yet to come
+                for name in ("evaluations.npz", "best_model.zip"):
+                    Path(run.folder, name).unlink(missing_ok=True)
             try:
                 manager.learn(result[0])
             finally:
