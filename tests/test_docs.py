@@ -337,6 +337,16 @@ def test_returns_relative_to_a2c_on_minatar_are_those_of_the_data():
             assert f"it returns {found['qa2c']:.2f} times as much" in text and f"and PPO {found['ppo']:.2f} times" in text
 
 
+def test_probabilities_of_improvement_on_minatar_are_those_of_the_report():
+    report = (ROOT / "results" / "minatar_report" / "report.md").read_text()
+    # The first table is that over all games
+    over_games = report[: report.index("## Relative to")]
+    _, _, *cells, _, _ = row_of(README, "the five games, last evaluation: probability of improvement")
+    for group, cell in zip(("qppo", "qppo-sampled"), cells, strict=True):
+        found = [re.search(rf"^\| {group} over {other} \| ([\d.]+) ", over_games, re.MULTILINE)[1] for other in ("ppo", "pqn")]
+        assert cell == "; ".join(found)
+
+
 @pytest.mark.parametrize("path", [of_page(path) for path in sorted((ROOT / "results").glob("*/runs.csv"))])
 def test_rows_of_a_packed_study_have_its_name(path):
     with path.open(newline="") as file:
