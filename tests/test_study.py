@@ -780,7 +780,7 @@ def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
         "    def __init__(self, length, **kwargs):\n"
         "        super().__init__(**kwargs)\n"
         "gymnasium.register('MyCartPole-v0', CartPoleEnv, max_episode_steps=50)\n"
-        "gymnasium.register('Mine-v0', Mine, max_episode_steps=50)\n"
+        "gymnasium.register('games/My.Own-v0', Mine, max_episode_steps=50)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     options = ["--seeds", "0", "1", "--steps", "600", "--eval-freq", "300", "--eval-episodes", "2", "--wandb", "disabled"]
@@ -794,10 +794,13 @@ def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
     assert first.finished and read_run(Path(first.folder)).gym_packages == ["my_package"]
     assert main(["evaluate", first.folder, "--episodes", "2"]) == 0
     assert command_of(load_run(Path(first.folder)).settings).endswith("--gym-packages my_package")
-    # Its argument has no default, and is among the hyperparameters
+    # Its argument has no default, and is among the hyperparameters. SB3 takes what follows a point for the suffix of a file
     settings = {**SMALL, "n_timesteps": 600, "gym_packages": ["my_package"]}
-    (run,) = make_grid("Mine-v0", ["qppo"], [0], tmp_path / "mine", hyperparams={"env_kwargs": {"length": 1}}, **settings)
+    own = {"env_kwargs": {"length": 1}}
+    (run,) = make_grid("games/My.Own-v0", ["qppo"], [0], tmp_path / "own", hyperparams=own, **settings)
     assert run_study([run]) == {}
+    assert final_agent(run, Path(run.folder)).name == "games-My.Own-v0.zip"
+    assert main(["evaluate", run.folder, "--episodes", "2"]) == 0
 
 
 def test_a_training_that_ends_before_its_first_evaluation_is_told(tmp_path, capsys):
