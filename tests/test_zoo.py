@@ -254,6 +254,11 @@ def test_hyperparameters_from_python_with_a_callback_in_them_are_recognised(tmp_
     assert "Resuming from step 0" in rl_zoo(*command, cwd=tmp_path)
 
 
+def test_the_callback_is_written_as_yaml_without_enumerations():
+    """YAML cannot write their members on Python 3.10."""
+    assert "signal.Signals" not in yaml.dump(ExactCheckpointCallback())
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-100])])
 def test_a_run_that_was_killed_before_its_agent_was_saved_is_unfinished(damage, tmp_path, rl_zoo):
     write_config(tmp_path, 1e-3)

@@ -23,7 +23,8 @@ class DeferredSignals:
         self,
         is_training: Callable[[FrameType | None], bool],
         on_deferred: Callable[[], None] | None = None,
-        numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM),
+        # Not members of `Signals`: RL Zoo writes a callback of its Python files as YAML, which fails for them on Python 3.10
+        numbers: Sequence[int] = (int(signal.SIGINT), int(signal.SIGTERM)),
     ) -> None:
         self.is_training = is_training
         self.on_deferred = on_deferred
