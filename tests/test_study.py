@@ -794,7 +794,7 @@ def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
     assert first.finished and read_run(Path(first.folder)).gym_packages == ["my_package"]
     assert main(["evaluate", first.folder, "--episodes", "2"]) == 0
     assert command_of(load_run(Path(first.folder)).settings).endswith("--gym-packages my_package")
-    # Its argument has no default, and is among the hyperparameters. SB3 takes what follows a point for the suffix of a file
+    # Its argument has no default, and is among the hyperparameters. SB3 takes what follows the point for the suffix of a file
     settings = {**SMALL, "n_timesteps": 600, "gym_packages": ["my_package"]}
     own = {"env_kwargs": {"length": 1}}
     (run,) = make_grid("games/My.Own-v0", ["qppo"], [0], tmp_path / "own", hyperparams=own, **settings)

@@ -136,7 +136,7 @@ class StudyManager(ExperimentManager):
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         env_name = self.env_name
-        # SB3 adds it only to a name without a point, not to that of "My.Game-v0"
+        # With the suffix, which SB3 adds only to names without a point, not to "My.Game-v0"
         self.env_name = EnvironmentName(f"{env_name}.zip")
         try:
             super().save_trained_model(model)
