@@ -177,6 +177,9 @@ def test_another_plugin_does_not_prevent_the_registration(monkeypatch):
         def create_log_folder(self):
             pass
 
+        def save_trained_model(self, model):
+            pass
+
     def plugin():
         init = ExperimentManager.__init__
         monkeypatch.setattr(ExperimentManager, "__init__", functools.wraps(init)(lambda *args: init(*args)))
@@ -270,6 +273,24 @@ def test_a_run_that_was_killed_before_its_agent_was_saved_is_unfinished(damage, 
     saved = QA2C.load(agent)
     assert saved.num_timesteps == 400 and all(map(th.equal, saved.policy.state_dict().values(), trained.values()))
     assert "CartPole-v1_2" in train_from_config(rl_zoo, tmp_path)
+
+
+@pytest.mark.parametrize("algo", ["qa2c", "a2c"])
+def test_the_agent_of_an_environment_with_a_point_in_its_name_is_found(algo, tmp_path, rl_zoo, monkeypatch):
+    """SB3 takes what follows the point for the suffix of the file."""
+    (tmp_path / "my_package.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('My.Own-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=500)\n"
+    )
+    entry = {"policy": "MlpPolicy", "n_timesteps": 400, "callback": CHECKPOINTS}
+    (tmp_path / "config.yml").write_text(yaml.dump({"My.Own-v0": entry}))
+    arguments = ["--algo", algo, "--env", "My.Own-v0", "--gym-packages", "my_package"]
+    train = ("train", *arguments, "--conf-file", "config.yml", "--eval-freq", -1)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "My.Own-v0_1\n" in rl_zoo(*train, cwd=tmp_path)
+    assert "My.Own-v0_2\n" in rl_zoo(*train, cwd=tmp_path)
+    assert (tmp_path / "logs" / algo / "My.Own-v0_2" / "My.Own-v0.zip").is_file()
+    assert "Mean reward" in rl_zoo("enjoy", *arguments, "-f", "logs", "-n", 600, "--no-render", cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -471,6 +492,8 @@ def fake_zoo():
 
         def create_log_folder(self): ...
 
+        def save_trained_model(self, model): ...
+
     modules = {name: types.ModuleType(name) for name in REGISTRATIONS}
     modules["rl_zoo3.utils"].ALGOS = modules["rl_zoo3.exp_manager"].ALGOS = {}
     modules["rl_zoo3.hyperparams_opt"].HYPERPARAMS_SAMPLER = {}
@@ -498,6 +521,7 @@ def fake_zoo():
         ),
         ("exp_manager", lambda module: delattr(module.ExperimentManager, "read_hyperparameters"), "`read_hyperparameters`"),
         ("exp_manager", lambda module: delattr(module.ExperimentManager, "create_log_folder"), "`create_log_folder`"),
+        ("exp_manager", lambda module: delattr(module.ExperimentManager, "save_trained_model"), "`save_trained_model`"),
     ],
 )
 def test_another_rl_zoo_is_refused_with_the_assumption_that_does_not_hold(module, spoil, message, monkeypatch):

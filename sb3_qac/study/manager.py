@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import yaml
-from rl_zoo3.exp_manager import EnvironmentName, ExperimentManager
+from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -133,15 +133,6 @@ class StudyManager(ExperimentManager):
             self.callbacks.append(ConstantWeightsCallback())
         self.status = StatusCallback(Path(self.run.folder, "status.json"), evaluation)
         self.callbacks.append(self.status)
-
-    def save_trained_model(self, model: BaseAlgorithm) -> None:
-        env_name = self.env_name
-        # With the suffix, which SB3 adds only to names without a point, not to "My.Game-v0"
-        self.env_name = EnvironmentName(f"{env_name}.zip")
-        try:
-            super().save_trained_model(model)
-        finally:
-            self.env_name = env_name
 
 
 def import_packages(names: Sequence[str]) -> None:

@@ -89,7 +89,7 @@ def _check_manager(exp_manager: ModuleType) -> None:
     parameters = inspect.signature(manager_class.__init__).parameters  # type: ignore[misc]
     for name in ("algo", "config"):
         _check_zoo(exp_manager, name in parameters, f"a parameter `{name}` of `ExperimentManager`")
-    for name in ("read_hyperparameters", "create_log_folder"):
+    for name in ("read_hyperparameters", "create_log_folder", "save_trained_model"):
         _check_zoo(exp_manager, hasattr(manager_class, name), f"a method `{name}` of `ExperimentManager`")
 
 
@@ -130,6 +130,22 @@ def _name_missing_presets(exp_manager: ModuleType) -> None:
     exp_manager.ExperimentManager.read_hyperparameters = read_hyperparameters_or_say_what_is_missing
 
 
+def _save_agents_where_they_are_sought(exp_manager: ModuleType) -> None:
+    """SB3 adds the suffix only to names without a point, while RL Zoo's ``enjoy`` looks for "My.Game-v0.zip" too."""
+    save_trained_model = exp_manager.ExperimentManager.save_trained_model
+
+    @functools.wraps(save_trained_model)
+    def save_with_suffix(self: Any, model: BaseAlgorithm) -> None:
+        env_name = self.env_name
+        self.env_name = exp_manager.EnvironmentName(f"{env_name}.zip")
+        try:
+            save_trained_model(self, model)
+        finally:
+            self.env_name = env_name
+
+    exp_manager.ExperimentManager.save_trained_model = save_with_suffix
+
+
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     _check_manager(exp_manager)
     # A mark that outer wrappers keep: those of other plugins are made with `functools.wraps` too
@@ -139,6 +155,7 @@ def _register_in_exp_manager(exp_manager: ModuleType) -> None:
         register_minatar_envs()
         _register_presets(exp_manager)
         _name_missing_presets(exp_manager)
+        _save_agents_where_they_are_sought(exp_manager)
         resume_exactly(exp_manager)
     resume_wandb(exp_manager)
 
