@@ -43,7 +43,8 @@ train-qppo: $(READY)
 
 train-qa2c: $(READY)
 	$(BIN)/python -m rl_zoo3.train --algo qa2c --env PongNoFrameskip-v4 --n-timesteps $(STEPS) --seed $(SEED) --progress \
-		--eval-freq 300000 --eval-episodes 30 --n-eval-envs 30 --save-freq 300000 --tensorboard-log logs/tensorboard
+		--eval-freq 300000 --eval-episodes 30 --n-eval-envs 30 --save-freq 300000 --tensorboard-log logs/tensorboard \
+		-params "callback:'sb3_qac.common.callbacks.ExactCheckpointCallback'"
 
 test: $(READY)  ## Run lint, type checks, the documentation build and the test suite
 	$(MAKE) --jobs 2 lint type docs

@@ -22,7 +22,7 @@ HOOK = "sb3_qac_zoo_hook"
 OPENCV_BUILDS = tuple(f"opencv-{name}" for name in ("python", "python-headless", "contrib-python", "contrib-python-headless"))
 # Seconds for another interpreter to import RL Zoo
 TIMEOUT = 120
-REINSTALL = "Install again: `pip install --force-reinstall --no-deps sb3_qac`, or `pip install -e .` in a checkout."
+REINSTALL = "Install again, in the checkout: `pip install --force-reinstall --no-deps .`, or with `-e .` to work on the code."
 
 
 class Finding(NamedTuple):

@@ -99,6 +99,9 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
     for code in [PRELUDES.get(path.name, ""), *blocks]:
         for number, enough in BUDGETS.items():
             code = re.sub(number, enough, code)
+        if re.search("^env = ", code, re.MULTILINE):
+            # An example that makes its environment is copied alone
+            names = {}
         exec(compile(code, str(path), "exec"), names)
     if "wandb" in names:
         names["wandb"].finish()
@@ -153,6 +156,13 @@ def check_pip(arguments):
                 assert re.search(rf"^{extra} =$", setup, re.MULTILINE), extra
         else:
             assert argument in (".", "-e") or argument.startswith("gymnasium["), argument
+
+
+@pytest.mark.parametrize("path", [of_page(README), of_page(ROOT / "docs" / "quickstart.md")])
+def test_the_torch_to_install_first_is_the_one_that_pip_keeps(path):
+    """``constraints.txt`` would replace another one by PyPI's, which has CUDA."""
+    (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert re.findall(r"CPU build of torch ([\d.]+)", path.read_text()) == [pinned]
 
 
 def check_command(words, monkeypatch):

@@ -438,6 +438,8 @@ def test_doctor_knows_all_builds_of_opencv(builds, finding, monkeypatch, capsys)
 def test_doctor_says_that_the_hook_is_missing(monkeypatch, capsys):
     monkeypatch.setattr("sb3_qac.doctor.HOOK", "no_such_module")
     assert main(["doctor"]) == 1
+    # It is not on PyPI
+    assert "sb3_qac" not in doctor.REINSTALL and " ." in doctor.REINSTALL
     assert "no_such_module.py is not installed" in capsys.readouterr().out
 
 

@@ -38,7 +38,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         choices=list(VARIANTS),
         default=list(VARIANTS),
-        help="for Atari: SB3's environments and network, or the native environments and the faster network in this precision",
+        help="for Atari: SB3's environments, with its network where the preset names no other, or the native environments and "
+        "the faster network in this precision",
     )
     benchmark.add_argument(
         "--n-envs",

@@ -47,7 +47,9 @@ def add_parser(commands: Any) -> None:
         "--deterministic", action="store_true", help="evaluate with the most probable actions instead of sampled ones"
     )
     study.add_argument(
-        "--stock", action="store_true", help="use SB3's Atari environments and network instead of the faster ones"
+        "--stock",
+        action="store_true",
+        help="use SB3's Atari environments, and its network where the preset names no other, instead of the faster ones",
     )
     study.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of the faster network for Atari games"
@@ -146,7 +148,7 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
         if (value := getattr(args, name)) is not None:
             check_number(name, value, minimum=1)
     if args.stock and args.dtype != "float32":
-        raise ValueError(f"`--dtype` is {args.dtype!r}, but SB3's network, which `--stock` asks for, is always float32.")
+        raise ValueError(f"`--dtype` is {args.dtype!r}, but with `--stock` networks are always in float32.")
     given = {name: value for name, value in vars(args).items() if value is not None}
     asked = argparse.Namespace(**{**vars(study_of(args.env)), **given})
     return make_grid(

@@ -462,7 +462,8 @@ def _wandb(folder: Path, records: list[Record]) -> str:
     runs = sorted({os.path.relpath(path.parent, folder) for path in folder.glob("**/wandb/offline-run-*")})
     if runs:
         depth = "/".join("*" for _ in Path(runs[0]).parts[:-1])
-        return f"`wandb sync {depth}/wandb/offline-run-*`, run in the folder of the study, uploads them to Weights & Biases."
+        # The newest, because a resumed run has several, and the newest is complete
+        return f"`wandb sync {depth}/wandb/latest-run`, run in the folder of the study, uploads them to Weights & Biases."
     return ""
 
 
