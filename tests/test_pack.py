@@ -12,13 +12,14 @@ from unittest.mock import Mock
 import numpy as np
 import pandas as pd
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
 from sb3_qac.study.diagnose import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.ladder import write_page
-from sb3_qac.study.loading import load_everything, load_run, load_study
+from sb3_qac.study.loading import figures_of, load_curves, load_everything, load_run, load_study
 from sb3_qac.study.pack import N_POINTS, add_packed, command_of, load_pack, rounded, thinned, write_pack
 from sb3_qac.study.report import markdown, write_report
 from tests.test_report import write_run
@@ -99,6 +100,15 @@ def test_evaluations_are_exact_and_other_figures_have_six_digits(live, packed):
             assert rounded(x.status.get("seconds", 0.0)) == y.status["seconds"]
             assert x.settings == {name: value for name, value in y.settings.items() if name != "command"}
             assert x.failed or x.settings["resolved_hyperparams"]["policy"] == "MlpPolicy"
+
+
+def test_figures_of_a_log_have_six_digits(tmp_path):
+    with SummaryWriter(str(tmp_path / "tensorboard" / "QA2C_1")) as log:
+        log.add_scalar("rollout/ep_rew_mean", 12345.6, 100)
+    assert figures_of(load_curves(tmp_path))["training_return"] == 12345.6
+    # Its own file, which is read where there are no logs
+    shutil.rmtree(tmp_path / "tensorboard")
+    assert figures_of(load_curves(tmp_path))["training_return"] == 12345.6
 
 
 def test_every_run_and_every_episode_has_a_row(packed):
@@ -277,6 +287,39 @@ def test_a_pack_that_is_interrupted_leaves_what_was_packed(n_written, live, tmp_
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
 
 
+def test_a_kill_between_two_files_gives_no_run_the_settings_of_another(live, tmp_path, monkeypatch):
+    output, replace, study = tmp_path / "cartpole", Path.replace, load_study(live)["CartPole-v1"]
+
+    def killed(self, target):
+        if self.name == "runs.csv":
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    write_pack({"": study["all-action"][:1]}, output)
+    (before,) = load_pack(output)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        write_pack({"": [*study["a2c"], study["all-action"][0]]}, output)
+    (after,) = load_pack(output)
+    assert after.settings == before.settings
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        write_pack({"": study["a2c"]}, output)
+    with pytest.raises(ValueError, match="a file is missing or damaged"):
+        load_pack(output)
+
+
+def test_numbered_settings_of_0_1_0_are_read(packed, tmp_path):
+    shutil.copytree(packed, tmp_path / "old")
+    settings = json.loads((packed / "settings.json").read_text())
+    (tmp_path / "old" / "settings.json").write_text(json.dumps(list(settings.values())))
+    runs = pd.read_csv(packed / "runs.csv", keep_default_na=False)
+    runs["settings"] = runs["settings"].map(list(settings).index)
+    runs.to_csv(tmp_path / "old" / "runs.csv", index=False)
+    for old, new in zip(load_pack(tmp_path / "old"), load_pack(packed), strict=True):
+        assert old.settings == new.settings
+
+
 def test_returns_are_read_as_they_were_written(live, tmp_path):
     record = load_study(live)["CartPole-v1"]["a2c"][0]
     returns = np.random.default_rng(0).standard_normal(record.returns.shape) * 10.0 ** np.arange(-5, 10, 3)[:, None]
@@ -420,7 +463,8 @@ def test_a_part_that_is_not_in_the_data_is_refused(packed):
     ("name", "content", "error"),
     [
         ("settings.json", None, "FileNotFoundError"),
-        ("settings.json", b"[]", "IndexError"),
+        ("settings.json", b"{}", "KeyError"),
+        ("settings.json", b"[]", "KeyError"),
         ("settings.json", b"3", "TypeError"),
         ("runs.csv", b"a,b\n1,2\n", "KeyError"),
         ("runs.csv", b"", "EmptyDataError"),

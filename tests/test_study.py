@@ -25,6 +25,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from joblib._parallel_backends import LokyBackend
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from rich.console import Console
+from rl_zoo3.exp_manager import EnvironmentName
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C
 from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
@@ -47,7 +48,7 @@ from sb3_qac.study.grid import make_grid, run_study, status_table, summary, with
 from sb3_qac.study.loading import load_run
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
 from sb3_qac.study.pack import command_of
-from sb3_qac.study.run import Run, read_run
+from sb3_qac.study.run import Run, name_of_env, read_run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.study.train import commits_of, provenance, train_run
 from sb3_qac.zoo import presets
@@ -298,8 +299,8 @@ def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(
             raise KeyboardInterrupt
 
     def stop_all():
-        # A checkpoint before the first step is the first that a training does
-        while not all(checkpoints_in(folder) for folder in checkpoints[:2]):
+        # Not at the first checkpoint, which is written before the first step: nothing needs to be saved until then
+        while not all(read_json(Path(run.folder, "status.json")).get("steps", 0) > 0 for run in runs[:2]):
             time.sleep(0.1)
         for process in [*(processes_of_joblib() if to_all else []), os.getpid()]:
             os.kill(process, number)
@@ -670,7 +671,7 @@ def test_a_resumed_run_without_a_known_commit_has_none(tmp_path):
 
 
 def test_a_finished_run_with_other_hyperparameters_is_refused(tmp_path):
-    """The file was edited. An unfinished run is refused by its checkpoint."""
+    """The file was edited."""
     path, entries = tmp_path / "mine.yml", dict(n_timesteps=16, policy="MlpPolicy", n_steps=8, n_envs=1)
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.1}}))
     grid = functools.partial(
@@ -698,6 +699,30 @@ def test_a_run_whose_file_has_another_number_of_steps_now_is_refused(kind, tmp_p
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "n_timesteps": 800}}))
     with pytest.raises(ValueError, match=f"an? {kind} run with other hyperparameters: `n_timesteps` is 800, and was 16"):
         run_study([run])
+
+
+def test_an_unfinished_run_with_other_hyperparameters_is_refused_before_anything_changes(tmp_path):
+    """A pack of it would have the new ones, and the evaluations come from the old ones."""
+    path, entries = tmp_path / "mine.yml", dict(policy="MlpPolicy", n_steps=8, n_envs=1, n_timesteps=400)
+    path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.1}}))
+    (run,) = make_grid("CartPole-v1", ["qa2c"], [0], tmp_path, config=str(path), **{**SMALL, "n_timesteps": 0})
+    assert run_study([run]) == {}
+    status = Path(run.folder, "status.json")
+    status.write_text(json.dumps({**json.loads(status.read_text()), "finished": False}))
+    path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.5}}))
+    before = {file: file.read_bytes() for file in Path(run.folder).rglob("*") if file.is_file()}
+    with pytest.raises(ValueError, match=r"an unfinished run with other hyperparameters: `ent_coef` is 0\.5, and was 0\.1"):
+        run_study([run])
+    assert {file: file.read_bytes() for file in Path(run.folder).rglob("*") if file.is_file()} == before
+    # Without a checkpoint it begins again
+    shutil.rmtree(Path(run.folder, "checkpoints"))
+    assert run_study([run]) == {}
+    assert load_run(Path(run.folder)).settings["resolved_hyperparams"]["ent_coef"] == 0.5
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5", "my_module:My.Own-v0", "my_module:games/Mine-v0"])
+def test_paths_have_rl_zoos_name_of_the_environment(env_id):
+    assert name_of_env(env_id) == EnvironmentName(env_id)
 
 
 def test_an_unfinished_run_whose_file_makes_other_environments_now_is_refused(tmp_path):
@@ -971,7 +996,7 @@ def test_after_ctrl_c_runs_whose_preset_cannot_be_resumed_are_named(tmp_path, mo
         (["pong", "--seeds", "-1"], "`seeds` must be an integer, between 0 and 4294967295, but -1"),
         (["pong", "--ray", "nonsense"], "HOST:PORT"),
         (["classic", "--dtype", "bfloat16"], "`dtype` is 'bfloat16', but CartPole-v1 is not an Atari game"),
-        (["pong", "--stock", "--dtype", "bfloat16"], "`--dtype` is 'bfloat16', but SB3's network"),
+        (["pong", "--stock", "--dtype", "bfloat16"], "`--dtype` is 'bfloat16', but with `--stock`"),
         (["ladder", "--algos", "trpo"], "no rung trpo. There are reinforce-episode"),
     ],
 )

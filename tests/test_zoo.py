@@ -18,6 +18,7 @@ import pandas
 import pytest
 import torch as th
 import yaml
+from filelock import FileLock
 from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 
 from sb3_qac import QA2C, QPPO, REINFORCE, commands, doctor, zoo
@@ -231,6 +232,38 @@ def test_a_command_with_other_hyperparameters_starts_a_new_run(unfinished, tmp_p
     write_config(tmp_path, 1e-3)
     assert "Resuming from step 0" in train_from_config(rl_zoo, tmp_path)
     assert QA2C.load(unfinished / "CartPole-v1.zip").lr_schedule(1) == 1e-3
+
+
+def test_a_run_is_taken_before_its_environments_are_made(unfinished, tmp_path, rl_zoo, monkeypatch):
+    """Two commands that start together, as after a reboot, must not both choose it."""
+    write_config(tmp_path, 1e-3)
+    setup, found = QA2C._setup_model, []
+
+    def setup_and_look(self):
+        found.append(unfinished_run(unfinished.parent, "CartPole-v1", sys.argv))
+        setup(self)
+
+    monkeypatch.setattr(QA2C, "_setup_model", setup_and_look)
+    assert "Resuming from step 0" in train_from_config(rl_zoo, tmp_path)
+    assert found == [None]
+
+
+def test_a_run_that_another_process_took_meanwhile_is_left_to_it(unfinished, tmp_path, rl_zoo, monkeypatch):
+    write_config(tmp_path, 1e-3)
+    lock = FileLock(unfinished / "checkpoints" / "lock")
+
+    def found_and_lost(*args):
+        run = unfinished_run(*args)
+        # The other one takes it between the two questions
+        lock.acquire()
+        return run
+
+    monkeypatch.setattr("sb3_qac.zoo.resume.unfinished_run", found_and_lost)
+    try:
+        assert "CartPole-v1_2" in train_from_config(rl_zoo, tmp_path)
+    finally:
+        lock.release(force=True)
+    assert not (unfinished / "CartPole-v1.zip").exists()
 
 
 def test_other_hyperparameters_are_refused_where_the_run_of_wandb_has_been_resumed(unfinished, tmp_path, rl_zoo, monkeypatch):

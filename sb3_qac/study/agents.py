@@ -26,7 +26,7 @@ from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import is_atari
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, check_run, parse_config, read_config
 from sb3_qac.study.manager import StudyManager
-from sb3_qac.study.run import Run, read_run
+from sb3_qac.study.run import Run, name_of_env, read_run
 from sb3_qac.study.snapshots import save_for_playing
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import register
@@ -43,7 +43,7 @@ def final_agent(run: Run, folder: Path) -> Path:
     :raises ValueError: if the run is not finished, or its agent, settings or statistics of normalisation are gone
         or damaged
     """
-    agent = folder / f"{run.env_id.replace('/', '-')}.zip"
+    agent = folder / f"{name_of_env(run.env_id)}.zip"
     config = agent.with_suffix("") / "config.yml"
     if not replace(run, folder=str(folder)).finished:
         raise ValueError(f"There is no final agent in {folder}: the run is not finished.")
@@ -64,7 +64,7 @@ def check_same_environments(run: Run, folder: Path) -> None:
     :raises ValueError: if the run was trained in environments that are made in another way, because its preset or its file of
         hyperparameters has changed since
     """
-    config = folder / run.env_id.replace("/", "-") / "config.yml"
+    config = folder / name_of_env(run.env_id) / "config.yml"
     if not config.is_file():
         return
     with contextlib.redirect_stdout(io.StringIO()):
@@ -171,7 +171,7 @@ def export_agent(folder: Path, output: Path) -> Path:
     run = read_run(folder)
     if run.algo == "pqn":
         raise ValueError(f"{folder} is a run of pqn, which only this package's studies know: RL Zoo could not play it.")
-    name = run.env_id.replace("/", "-")
+    name = name_of_env(run.env_id)
     model = ALGOS[run.algo].load(final_agent(run, folder), device="cpu")
     model.tensorboard_log = None
     # SAC's policy has none of its own

@@ -29,10 +29,11 @@ from sb3_qac.common.checks import check_device, check_number, check_seed
 from sb3_qac.common.files import read_json
 from sb3_qac.common.minatar import MINATAR_GAMES
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
+from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
-from sb3_qac.study.run import Run, check_same_run
+from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.study.train import train_run
 from sb3_qac.study.workers import train_in_processes
 from sb3_qac.zoo import register
@@ -101,7 +102,7 @@ def make_grid(
         # Uses the document's name, so that an earlier run is found again
         group = DOCUMENT_NAMES.get(group, group)
         name = f"{group}_seed-{seed}"
-        run_folder = folder / name if len(env_ids) == 1 else folder / env_id.replace("/", "-") / name
+        run_folder = folder / name if len(env_ids) == 1 else folder / name_of_env(env_id) / name
         entries = {**of_group, **(hyperparams or {})}
         # PQN explores in training only, as in its paper
         greedy = {"deterministic": True} if algo == "pqn" else {}
@@ -150,7 +151,7 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
         key = json.dumps([run.algo, run.env_id, run.config, run.hyperparams], sort_keys=True, default=str)
         if key not in known:
             known[key] = parse_config(yaml.dump(hyperparams_of(run)))
-        now, path = known[key], Path(run.folder, run.env_id.replace("/", "-"), "config.yml")
+        now, path = known[key], Path(run.folder, name_of_env(run.env_id), "config.yml")
         if run.failed_at_once or not path.is_file():
             continue
         try:
@@ -160,9 +161,13 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
                 raise
             # Left half written by a killed process; the training writes it again
             continue
-        # Exact resume compares the arguments of an unfinished training, but neither its length, on which schedules depend,
-        # nor how its environments are made, whose settings come from the checkpoint
-        names = {*now, *before} if run.finished else {"n_timesteps", *ENVIRONMENT_ENTRIES}
+        if run.finished:
+            names = {*now, *before}
+        elif checkpoints_in(Path(run.folder, "checkpoints")):
+            # Exact resume refuses other arguments too, but only after RL Zoo has written them into `config.yml`
+            names = {*now, *before} - {"callback"}
+        else:
+            names = {"n_timesteps", *ENVIRONMENT_ENTRIES}
         if run.n_timesteps:
             names -= {"n_timesteps"}
         different = changed_entries(now, before, sorted(names))

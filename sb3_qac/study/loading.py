@@ -19,6 +19,7 @@ from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.pack import check_different_runs, find_pack, load_pack
 from sb3_qac.study.records import CURVES, Groups, Record
+from sb3_qac.study.run import name_of_env
 
 # SB3's PPO has another name for one row of the log
 SYNONYMS = {"train/policy_gradient_loss": "train/policy_loss"}
@@ -191,7 +192,7 @@ def part_of(folder: Path, run: Path, env_id: str) -> str:
     :return: path of the study that the run belongs to, relative to the folder; "" for the study itself
     """
     parent = run.parent
-    if parent != folder and parent.name == env_id.replace("/", "-"):
+    if parent != folder and parent.name == name_of_env(env_id):
         parent = parent.parent
     return "" if parent == folder else parent.relative_to(folder).as_posix()
 
@@ -209,7 +210,7 @@ def load_run(folder: Path) -> Record:
         timesteps, returns, lengths = evaluations["timesteps"], evaluations["results"], evaluations.get("ep_lengths")
     settings = read_json(folder / "run.json")
     settings |= {name: field_name(settings[name]) for name in ("name", "group")}
-    config = folder / settings["env_id"].replace("/", "-") / "config.yml"
+    config = folder / name_of_env(settings["env_id"]) / "config.yml"
     with contextlib.suppress(*damaged):
         settings["resolved_hyperparams"] = read_config(config)
     diagnosis = folder / DIAGNOSIS_FILE
@@ -263,7 +264,7 @@ def load_curves(folder: Path) -> dict[str, pd.Series]:
             scalars = accumulator.Scalars(tags[name])
             curves[name] = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
     if curves:
-        text = pd.DataFrame(curves).rename_axis("step").to_csv(float_format="%.5g")
+        text = pd.DataFrame(curves).rename_axis("step").to_csv(float_format="%.6g")
         # The folder may be another user's, or on a disk that can only be read
         with contextlib.suppress(OSError):
             write_atomically(kept, text.encode())

@@ -4,6 +4,7 @@ A study as a few small files instead of a folder for each run, so that a reposit
 in ``curves.csv.xz``, and ``diagnosis.json``. The same study gives the same bytes.
 """
 
+import hashlib
 import json
 import lzma
 import math
@@ -19,6 +20,7 @@ import pandas as pd
 from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.study.catalogue import TASKS, field_name
 from sb3_qac.study.records import FIGURES, Record
+from sb3_qac.study.run import name_of_env
 from sb3_qac.study.statistics import standard_error
 
 RUNS_FILE, SETTINGS_FILE, EVALUATIONS_FILE, CURVES_FILE, DIAGNOSIS_FILE = (
@@ -140,16 +142,18 @@ def check_different_runs(records: Sequence[Record]) -> None:
             )
 
 
-def shared_settings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def shared_settings(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """
-    :param rows: Results of ``row_of``; their ``settings`` are replaced by an index
-    :return: the settings without repetition: runs of one algorithm that differ in their seed only have the same
+    :param rows: Results of ``row_of``; their ``settings`` are replaced by a key
+    :return: the settings by key, without repetition: runs of one algorithm that differ in their seed only have the same
     """
-    settings: list[dict[str, Any]] = []
+    settings: dict[str, dict[str, Any]] = {}
     for row in rows:
-        if row["settings"] not in settings:
-            settings.append(row["settings"])
-        row["settings"] = settings.index(row["settings"])
+        # A digest, not a number: after a kill between two files, no row may get the settings of another run. The letter keeps
+        # programs from reading "1234e56" as a number
+        digest = hashlib.sha256(json.dumps(row["settings"], sort_keys=True).encode()).hexdigest()
+        key = f"s{digest[:7]}"
+        settings[key], row["settings"] = row["settings"], key
     return settings
 
 
@@ -260,7 +264,7 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
 
 
 def _load_pack(folder: Path, part: str) -> list[Record]:
-    text = dict.fromkeys(("study", "run", "name", "environment", "group", "algo", "commit"), str)
+    text = dict.fromkeys(("study", "run", "name", "environment", "group", "algo", "commit", "settings"), str)
     runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype=text, keep_default_na=False, na_values=NO_VALUE)
     runs = runs[[study.partition("/")[2] == part for study in runs["study"]]]
     evaluations, curves = (_by_run(folder / name) for name in (EVALUATIONS_FILE, CURVES_FILE))
@@ -268,6 +272,9 @@ def _load_pack(folder: Path, part: str) -> list[Record]:
         raise ValueError(f"there are no evaluations of {gone[0]} in {EVALUATIONS_FILE}")
     diagnoses = read_json(folder / DIAGNOSIS_FILE)
     settings = json.loads((folder / SETTINGS_FILE).read_text())
+    if isinstance(settings, list):
+        # 0.1.0 numbered them
+        settings = {str(number): of_runs for number, of_runs in enumerate(settings)}
     # Numbers and strings of Python, and None where there is none
     rows = [{name: None if pd.isna(x) else x for name, x in row.items()} for row in runs.astype(object).to_dict("records")]
     return [
@@ -336,7 +343,7 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
                 raise ValueError(
                     f"{record.path} is a run on {added[record.path]}, but that of this name in {folder} is one on {env_id}, "
                     f"which it would replace. Give another --output, or move the runs into a folder of the study named "
-                    f"{added[record.path].replace('/', '-')}."
+                    f"{name_of_env(added[record.path])}."
                 )
         by_path = {record.path: record for record in packed}
         for record in parts.get(part, []):

@@ -23,7 +23,7 @@ from sb3_qac.common.checks import check_integer, check_number, check_seed
 from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.study.catalogue import STUDIES, TASKS
 from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, make_grid, run_study
-from sb3_qac.study.run import Run, check_same_run
+from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import presets, register
 
@@ -334,7 +334,7 @@ def trials_of(search: Search, name: str, number: int, folder: Path, **settings: 
                 env_id,
                 [algo],
                 this.seeds,
-                part / env_id.replace("/", "-"),
+                part / name_of_env(env_id),
                 hyperparams=candidate.hyperparams,
                 n_timesteps=this.steps,
                 **settings,

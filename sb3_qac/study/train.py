@@ -23,7 +23,7 @@ from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.resume.wandb import wandb_run_id
 from sb3_qac.study.manager import StudyManager
-from sb3_qac.study.run import Run, check_same_run
+from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.zoo import register
 
 
@@ -109,7 +109,7 @@ def wandb_run_of(run: Run) -> Iterator[str | None]:
     import wandb
 
     wandb_run = wandb.init(
-        project=f"sb3_qac-{run.env_id.replace('/', '-')}",
+        project=f"sb3_qac-{name_of_env(run.env_id)}",
         name=run.name,
         group=run.group,
         id=wandb_run_id(Path(run.folder, "checkpoints")),

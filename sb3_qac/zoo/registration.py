@@ -137,7 +137,7 @@ def _save_agents_where_they_are_sought(exp_manager: ModuleType) -> None:
     @functools.wraps(save_trained_model)
     def save_with_suffix(self: Any, model: BaseAlgorithm) -> None:
         env_name = self.env_name
-        self.env_name = exp_manager.EnvironmentName(f"{env_name}.zip")
+        self.env_name = f"{env_name}.zip"
         try:
             save_trained_model(self, model)
         finally:

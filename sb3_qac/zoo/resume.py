@@ -109,6 +109,8 @@ def resume_exactly(exp_manager: ModuleType) -> None:
             with_any_hyperparams = unfinished_run(log_path, env_name, sys.argv)
             if with_any_hyperparams is not None and with_any_hyperparams != run:
                 _leave(with_any_hyperparams, env_name)
+            while run is not None and not _take(run, self):
+                run = unfinished_run(log_path, env_name, sys.argv, callback.hyperparams)
             if run is not None:
                 self.save_path = str(run)
                 self.params_path = f"{run}/{self.env_name}"
@@ -150,6 +152,23 @@ def _leave(run: Path, env_name: str) -> None:
             "the training. For a new run, give another `--log-folder`, or move that folder away."
         )
     print(f"{reason} It is not resumed.")
+
+
+def _take(run: Path, manager: Any) -> bool:
+    """
+    Keep other processes from the run until the callback has its folder, after all environments are made.
+
+    :param run: Folder of an unfinished run
+    :param manager: RL Zoo's manager, which keeps the lock
+    :return: whether no other process has taken it meanwhile
+    """
+    # The callback's own lock
+    manager.run_lock = FileLock(run / "checkpoints" / "lock", is_singleton=True)
+    try:
+        manager.run_lock.acquire(blocking=False)
+    except Timeout:
+        return False
+    return True
 
 
 def _take_seed_of(run: Path, manager: Any) -> None:
