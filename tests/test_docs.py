@@ -357,6 +357,18 @@ def test_probabilities_of_improvement_on_minatar_are_those_of_the_report():
         assert cell == "; ".join(found)
 
 
+def test_the_probability_that_the_sum_is_ahead_over_a_whole_training_is_that_of_the_data():
+    runs = pd.read_csv(ROOT / "results" / "minatar_report" / "runs.csv").set_index("run")
+    returns = pd.read_csv(ROOT / "results" / "minatar_report" / "evaluations.csv.xz").groupby("run")["return"].mean()
+    means = {key: of_run.array for key, of_run in returns.groupby([runs["group"], runs["environment"]])}
+    games = sorted({game for _, game in means})
+    ahead = [np.sign(np.subtract.outer(means["qppo", x], means["qppo-sampled", x])).mean() for x in games]
+    probability = f"{(np.mean(ahead) + 1) / 2:.2f}"
+    for page in (README, ROOT / "docs" / "qppo.md"):
+        assert f"QPPO is ahead with probability {probability} (" in " ".join(page.read_text().split())
+    assert f"over its counterpart is {probability} (" in (ROOT / "results" / "minatar_report" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("path", [of_page(path) for path in sorted((ROOT / "results").glob("*/runs.csv"))])
 def test_rows_of_a_packed_study_have_its_name(path):
     with path.open(newline="") as file:
