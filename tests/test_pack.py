@@ -309,6 +309,13 @@ def test_a_kill_between_two_files_gives_no_run_the_settings_of_another(live, tmp
         load_pack(output)
 
 
+def test_keys_of_settings_may_be_numbers_and_strings(live, tmp_path):
+    record = load_study(live)["CartPole-v1"]["a2c"][0]
+    settings = {**record.settings, "hyperparams": {"env_kwargs": {0: 1.0, "goal": 2.0}}}
+    write_pack({"": [dataclasses.replace(record, settings=settings)]}, tmp_path)
+    assert load_pack(tmp_path)[0].settings["hyperparams"] == {"env_kwargs": {"0": 1.0, "goal": 2.0}}
+
+
 def test_numbered_settings_of_0_1_0_are_read(packed, tmp_path):
     shutil.copytree(packed, tmp_path / "old")
     settings = json.loads((packed / "settings.json").read_text())

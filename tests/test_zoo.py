@@ -248,6 +248,16 @@ def test_a_run_is_taken_before_its_environments_are_made(unfinished, tmp_path, r
     assert found == [None]
 
 
+def test_a_start_that_failed_before_its_training_is_repeated(unfinished, tmp_path, rl_zoo, monkeypatch):
+    """In the same process, as in a notebook, which keeps the last error and all that it refers to."""
+    write_config(tmp_path, 1e-3)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError) as kept:
+        patch.setattr("rl_zoo3.exp_manager.ExperimentManager.create_envs", lambda *args, **kwargs: 1 / 0)
+        train_from_config(rl_zoo, tmp_path)
+    assert "Resuming from step 0" in train_from_config(rl_zoo, tmp_path)
+    assert kept.traceback
+
+
 def test_a_run_that_another_process_took_meanwhile_is_left_to_it(unfinished, tmp_path, rl_zoo, monkeypatch):
     write_config(tmp_path, 1e-3)
     lock = FileLock(unfinished / "checkpoints" / "lock")

@@ -473,7 +473,7 @@ class ExactCheckpointCallback(BaseCallback):
         evaluation._on_step = evaluate_apart  # type: ignore[method-assign]
 
     def _take_folder(self, folder: Path) -> None:
-        self._lock = FileLock(make_folder(folder) / "lock", is_singleton=True)
+        self._lock = FileLock(make_folder(folder).resolve() / "lock", is_singleton=True)
         try:
             self._lock.acquire(blocking=False)
         except Timeout:

@@ -29,7 +29,6 @@ from sb3_qac.common.checks import check_device, check_number, check_seed
 from sb3_qac.common.files import read_json
 from sb3_qac.common.minatar import MINATAR_GAMES
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
-from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
@@ -161,13 +160,9 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
                 raise
             # Left half written by a killed process; the training writes it again
             continue
-        if run.finished:
-            names = {*now, *before}
-        elif checkpoints_in(Path(run.folder, "checkpoints")):
-            # Exact resume refuses other arguments too, but only after RL Zoo has written them into `config.yml`
-            names = {*now, *before} - {"callback"}
-        else:
-            names = {"n_timesteps", *ENVIRONMENT_ENTRIES}
+        # Exact resume compares the arguments of an unfinished training, but neither its length, on which schedules depend,
+        # nor how its environments are made, whose settings come from the checkpoint
+        names = {*now, *before} if run.finished else {"n_timesteps", *ENVIRONMENT_ENTRIES}
         if run.n_timesteps:
             names -= {"n_timesteps"}
         different = changed_entries(now, before, sorted(names))

@@ -151,7 +151,9 @@ def shared_settings(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for row in rows:
         # A digest, not a number: after a kill between two files, no row may get the settings of another run. The letter keeps
         # programs from reading "1234e56" as a number
-        digest = hashlib.sha256(json.dumps(row["settings"], sort_keys=True).encode()).hexdigest()
+        # As in the file, where all keys are strings, which can be sorted
+        in_file = json.loads(json.dumps(row["settings"]))
+        digest = hashlib.sha256(json.dumps(in_file, sort_keys=True).encode()).hexdigest()
         key = f"s{digest[:7]}"
         settings[key], row["settings"] = row["settings"], key
     return settings

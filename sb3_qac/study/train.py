@@ -20,7 +20,8 @@ from stable_baselines3.common.utils import set_random_seed
 
 import sb3_qac
 from sb3_qac.common.files import make_folder, read_json, write_atomically
-from sb3_qac.resume.checkpoints import checkpoints_in
+from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in
+from sb3_qac.resume.state import StateError
 from sb3_qac.resume.wandb import wandb_run_id
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, check_same_run, name_of_env
@@ -75,6 +76,8 @@ def _train(run: Run) -> None:
             shutil.rmtree(Path(run.folder, "checkpoints"), ignore_errors=True)
         Path(run.folder, "error.txt").unlink(missing_ok=True)
         manager = StudyManager(run)
+        config = Path(run.folder, name_of_env(run.env_id), "config.yml")
+        config_before = config.read_bytes() if config.is_file() else None
         try:
             result = manager.setup_experiment()
             assert result is not None
@@ -84,6 +87,11 @@ def _train(run: Run) -> None:
                     Path(run.folder, name).unlink(missing_ok=True)
             try:
                 manager.learn(result[0])
+            except (CheckpointError, StateError):
+                # RL Zoo has written the hyperparameters that are refused here, and not those of the checkpoint
+                if config_before is not None:
+                    write_atomically(config, config_before)
+                raise
             finally:
                 manager.status.update()
             # RL Zoo catches Ctrl-C

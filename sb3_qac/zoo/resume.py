@@ -98,6 +98,7 @@ def resume_exactly(exp_manager: ModuleType) -> None:
 
     @functools.wraps(create_log_folder)
     def create_or_find_log_folder(self: Any) -> None:
+        _leave_taken()
         callback = next((callback for callback in self.callbacks if isinstance(callback, ExactCheckpointCallback)), None)
         if callback is not None and self.optimize_hyperparameters:
             # A trial has no folder of its own
@@ -109,7 +110,7 @@ def resume_exactly(exp_manager: ModuleType) -> None:
             with_any_hyperparams = unfinished_run(log_path, env_name, sys.argv)
             if with_any_hyperparams is not None and with_any_hyperparams != run:
                 _leave(with_any_hyperparams, env_name)
-            while run is not None and not _take(run, self):
+            while run is not None and not _take(run):
                 run = unfinished_run(log_path, env_name, sys.argv, callback.hyperparams)
             if run is not None:
                 self.save_path = str(run)
@@ -154,20 +155,30 @@ def _leave(run: Path, env_name: str) -> None:
     print(f"{reason} It is not resumed.")
 
 
-def _take(run: Path, manager: Any) -> bool:
+# The lock of the run that this process has found last
+_taken: list[FileLock] = []
+
+
+def _leave_taken() -> None:
+    """Leave the run of an earlier start in this process, which may have failed before its training began."""
+    while _taken:
+        _taken.pop().release(force=True)
+
+
+def _take(run: Path) -> bool:
     """
     Keep other processes from the run until the callback has its folder, after all environments are made.
 
     :param run: Folder of an unfinished run
-    :param manager: RL Zoo's manager, which keeps the lock
     :return: whether no other process has taken it meanwhile
     """
     # The callback's own lock
-    manager.run_lock = FileLock(run / "checkpoints" / "lock", is_singleton=True)
+    lock = FileLock(run.resolve() / "checkpoints" / "lock", is_singleton=True)
     try:
-        manager.run_lock.acquire(blocking=False)
+        lock.acquire(blocking=False)
     except Timeout:
         return False
+    _taken.append(lock)
     return True
 
 
