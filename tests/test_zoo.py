@@ -321,13 +321,13 @@ def test_a_run_that_was_killed_before_its_agent_was_saved_is_unfinished(damage, 
 @pytest.mark.parametrize("algo", ["qa2c", "a2c"])
 def test_the_agent_of_an_environment_with_a_point_in_its_name_is_found(algo, tmp_path, rl_zoo, monkeypatch):
     """SB3 takes what follows the point for the suffix of the file."""
-    (tmp_path / "my_package.py").write_text(
+    (tmp_path / "module_of_my_own.py").write_text(
         "import gymnasium\n"
         "gymnasium.register('My.Own-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=500)\n"
     )
     entry = {"policy": "MlpPolicy", "n_timesteps": 400, "callback": CHECKPOINTS}
     (tmp_path / "config.yml").write_text(yaml.dump({"My.Own-v0": entry}))
-    arguments = ["--algo", algo, "--env", "My.Own-v0", "--gym-packages", "my_package"]
+    arguments = ["--algo", algo, "--env", "My.Own-v0", "--gym-packages", "module_of_my_own"]
     train = ("train", *arguments, "--conf-file", "config.yml", "--eval-freq", -1)
     monkeypatch.syspath_prepend(tmp_path)
     assert "My.Own-v0_1\n" in rl_zoo(*train, cwd=tmp_path)
