@@ -36,6 +36,14 @@ from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, se
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, wandb_identity
 
 
+def lock_of(folder: Path) -> FileLock:
+    """
+    :param folder: Folder of checkpoints
+    :return: the lock of the process that trains there, the same object for every spelling of the folder
+    """
+    return FileLock(folder.resolve() / "lock", is_singleton=True)
+
+
 class ExactCheckpointCallback(BaseCallback):
     """
     Writes checkpoints of a training, and resumes the training exactly when ``learn`` is called again::
@@ -473,7 +481,7 @@ class ExactCheckpointCallback(BaseCallback):
         evaluation._on_step = evaluate_apart  # type: ignore[method-assign]
 
     def _take_folder(self, folder: Path) -> None:
-        self._lock = FileLock(make_folder(folder).resolve() / "lock", is_singleton=True)
+        self._lock = lock_of(make_folder(folder))
         try:
             self._lock.acquire(blocking=False)
         except Timeout:

@@ -18,6 +18,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.resume.callback import lock_of
 from sb3_qac.resume.wandb import active_wandb_run, wandb_run_id
 
 
@@ -172,8 +173,7 @@ def _take(run: Path) -> bool:
     :param run: Folder of an unfinished run
     :return: whether no other process has taken it meanwhile
     """
-    # The callback's own lock
-    lock = FileLock(run.resolve() / "checkpoints" / "lock", is_singleton=True)
+    lock = lock_of(run / "checkpoints")
     try:
         lock.acquire(blocking=False)
     except Timeout:
