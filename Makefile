@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := setup.py startup tests sb3_qac docs/conf.py
 
-.PHONY: help train train-qppo train-qa2c test test-slow docs lint type format clean
+.PHONY: help train train-qppo train-qa2c test test-slow test-gpu docs lint type format clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,9 @@ test: $(READY)  ## Run lint, type checks, the documentation build and the test s
 test-slow: $(READY)  ## Run the slow tests (minutes), including a Ray cluster and a notebook
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[ray,notebook]"
 	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(READY)  ## Run the tests of a machine with a GPU
+	$(BIN)/python -m pytest -m gpu
 
 docs: $(READY)  ## Build the documentation into docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -q -W --keep-going -n -b html -c docs -d docs/_build/doctrees . docs/_build/html
