@@ -31,14 +31,14 @@ ALGORITHMS = [A2C, PPO, QA2C, QPPO]
 @pytest.fixture
 def full_precision():
     """Convolutions in float32, where PyTorch's default on a GPU is TF32."""
-    with th.backends.cudnn.flags(allow_tf32=False):
+    with th.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
 
 
 @pytest.fixture
 def deterministic():
     th.use_deterministic_algorithms(True)
-    with th.backends.cudnn.flags(deterministic=True, benchmark=False):
+    with th.backends.cudnn.flags(enabled=True, deterministic=True):
         yield
     th.use_deterministic_algorithms(False)
 
