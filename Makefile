@@ -55,7 +55,7 @@ test-slow: $(READY)  ## Run the slow tests (minutes), including a Ray cluster an
 	$(BIN)/python -m pytest -m slow
 
 test-gpu: $(READY)  ## Run the tests of a machine with a GPU
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu -W default
 
 docs: $(READY)  ## Build the documentation into docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -q -W --keep-going -n -b html -c docs -d docs/_build/doctrees . docs/_build/html
