@@ -148,6 +148,26 @@ def test_a_callback_starts_anew_with_a_second_training():
     assert len(callback.last_returns) == 6 and callback.own_rows == []
 
 
+@pytest.mark.parametrize(("algorithm", "own"), [(QPPO, []), (PPO, ["train/grad_norm"])])
+def test_a_training_that_continues_keeps_the_algorithm_s_own_rows(algorithm, own):
+    """Each call of `learn` has a new logger, whose first row follows a rollout and no update."""
+
+    class Look(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_rollout_end(self):
+            seen.append("train/grad_norm" in self.logger.name_to_value)
+
+    callback, seen = CurvesCallback(), []
+    model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), seed=0, device="cpu", **SMALL)
+    # Two rollouts and updates each
+    for continued in (False, True):
+        model.learn(256, [callback, Look()], reset_num_timesteps=not continued)
+    assert callback.own_rows == own
+    assert seen == [False, True, False, True]
+
+
 def test_returns_are_of_the_last_episode_of_each_environment():
     curves = CurvesCallback()
     model, rows = train(A2C, curves)

@@ -175,6 +175,21 @@ def test_other_spaces(policy, observation_space, action_space, tmp_path):
     np.testing.assert_array_equal(*actions)
 
 
+@pytest.mark.parametrize("shape", [(), (2,), (1, 1), (1, 2), (2, 2)])
+def test_continuous_actions_of_any_shape_have_one_log_probability(shape):
+    model = REINFORCE("MlpPolicy", make_vec_env(lambda: Corridor(action_space=spaces.Box(-1, 1, shape)), 2), seed=0, device="cpu")
+    observations, actions, *_ = collect(model)
+    n_actions = int(np.prod(shape))
+    assert actions.shape == (len(observations), n_actions)
+
+    _, log_prob, _ = model.policy.evaluate_actions(observations, actions)
+    # The standard deviation is 1 at the start
+    distances = actions - model.policy.get_distribution(observations).distribution.mean
+    expected = -(distances.square().sum(dim=1) + n_actions * np.log(2 * np.pi)) / 2
+    th.testing.assert_close(log_prob, expected)
+    model.learn(100)
+
+
 @pytest.mark.parametrize(
     ("action_space", "start"),
     [(spaces.Discrete(2, start=1), "1"), (spaces.MultiDiscrete([2, 3], start=[1, 0]), r"\[1, 0\]")],

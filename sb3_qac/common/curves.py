@@ -81,7 +81,8 @@ class CurvesCallback(BaseCallback):
     def _on_rollout_start(self) -> None:
         # Rows logged by the previous update
         logged = self.logger.name_to_value
-        if self.grad_norm is not None:
+        # Another call of `learn` has a new logger, without the rows of the last update
+        if self.grad_norm is not None and "train/n_updates" in logged:
             self._record("train/grad_norm", self.grad_norm)
         parts = ("policy_loss", "entropy_loss", "value_loss")
         if self._is_own("train/loss") and all(f"train/{name}" in logged for name in parts):

@@ -217,11 +217,15 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             played.append(playing)
             n_done += step_dones
 
+        taken = th.stack(actions)
+        if isinstance(self.action_space, spaces.Box):
+            # (n_steps, n_envs, action_dim) as in SB3's rollout buffer, whatever the shape of an action
+            taken = taken.reshape(*taken.shape[:2], -1)
         mask = th.as_tensor(np.array(played), device=self.device)  # (n_steps, n_envs)
         returns = episode_returns(np.array(rewards), np.array(dones), self.gamma, self.return_to_go)
         self._episodes = Episodes(
             observations=_select(observations, mask),
-            actions=th.stack(actions)[mask],
+            actions=taken[mask],
             returns=th.as_tensor(returns, dtype=th.float32, device=self.device)[mask],
             n_episodes=self.n_episodes * env.num_envs,
         )
