@@ -451,3 +451,16 @@ env = AleVecEnv("PongNoFrameskip-v4", 4)
 print(len(os.listdir("/proc/self/task")) - before)
 """
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "1\n"
+
+
+@pytest.mark.parametrize(("argument", "value"), [("clip_reward", False), ("terminal_on_life_loss", False), ("frame_skip", 2)])
+def test_the_state_of_environments_with_another_argument_is_refused(argument, value):
+    env = make_ale_vec_env(PONG, 1, seed=0)
+    env.reset()
+    other = make_ale_vec_env(PONG, 1, seed=0, wrapper_kwargs={argument: value})
+    with pytest.raises(ValueError, match=rf"{PONG} was trained with other arguments: `{argument}` is {value}, and was"):
+        other.set_state(env.get_state())
+    # As before there were any in it
+    state = env.get_state()
+    del state["arguments"]
+    other.set_state(state)

@@ -443,6 +443,22 @@ def test_states_are_cloned_in_sb3s_environments(n_states, native, begun, monkeyp
         diagnose_run(Path(begun.folder), n_states=n_states)
 
 
+def test_a_run_is_diagnosed_with_as_many_environments_as_it_was_trained_in(begun, monkeypatch):
+    """Its preset may have another number now, on which the noise of a step depends."""
+
+    def environments(run):
+        assert run.hyperparams["n_envs"] == 3
+        raise Stop
+
+    config = Path(begun.folder, begun.env_id, "config.yml")
+    config.parent.mkdir()
+    config.write_text("n_envs: 3\n")
+    monkeypatch.setattr(diagnose, "check_same_environments", lambda run, folder: None)
+    monkeypatch.setattr(diagnose, "environments_of", environments)
+    with pytest.raises(Stop):
+        diagnose_run(Path(begun.folder))
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(begun, monkeypatch):
     monkeypatch.setattr(diagnose, "environments_of", lambda run: pytest.fail("A measurement began"))
     # The tests may run as a user who may write everywhere

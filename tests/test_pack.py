@@ -268,6 +268,48 @@ def test_of_two_unfinished_runs_the_one_with_more_steps_stays(lost, live, tmp_pa
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("options", [[], ["--add"]])
+def test_a_finished_run_is_not_replaced_by_a_shorter_one_of_its_name(options, live, packed, tmp_path, capsys):
+    """As one of a study with fewer `--steps`."""
+    output, study = shutil.copytree(packed, tmp_path / "cartpole"), shutil.copytree(live, tmp_path / "study")
+    status = study / "a2c_seed-1" / "status.json"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "steps": 1000}))
+    before = {name: (output / name).read_bytes() for name in FILES}
+    command = ["pack", str(study), "--output", str(output), *options]
+    if options:
+        assert main(command) == 0
+        assert f"a2c_seed-1 is finished in {study}, at 1,000 steps: its finished run" in capsys.readouterr().err
+    else:
+        with pytest.raises(SystemExit, match=r"1 of the packed runs .* would be lost"):
+            main(command)
+    assert {name: (output / name).read_bytes() for name in FILES} == before
+
+
+@pytest.mark.parametrize("options", [[], ["--add"]])
+def test_a_lost_run_stays_lost_when_it_is_packed_again(options, live, tmp_path):
+    study, output = shutil.copytree(live, tmp_path / "study"), tmp_path / "packed"
+    status = study / "a2c_seed-1" / "status.json"
+    for n_steps, option, state in (
+        (1500, ["--lost", "a2c_seed-1"], "lost"),
+        (1500, options, "lost"),
+        (1600, options, "unfinished"),
+    ):
+        status.write_text(json.dumps({**json.loads(status.read_text()), "steps": n_steps, "finished": False}))
+        assert main(["pack", str(study), "--output", str(output), *option]) == 0
+        assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == state
+
+
+def test_two_packs_are_merged(live, tmp_path):
+    whole, one, other = (tmp_path / name / "cartpole" for name in ("whole", "one", "other"))
+    parts = load_everything(live)
+    write_pack(parts, whole)
+    write_pack({"": parts[""][:1]}, one)
+    write_pack({**parts, "": parts[""][1:]}, other)
+    assert main(["pack", str(one), "--add", "--output", str(other)]) == 0
+    for name in FILES:
+        assert (other / name).read_bytes() == (whole / name).read_bytes()
+
+
 @pytest.mark.parametrize("n_written", range(3))
 def test_a_pack_that_is_interrupted_leaves_what_was_packed(n_written, live, tmp_path, monkeypatch):
     output, to_csv, calls = tmp_path / "cartpole", pd.DataFrame.to_csv, []

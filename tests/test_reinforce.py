@@ -177,7 +177,9 @@ def test_other_spaces(policy, observation_space, action_space, tmp_path):
 
 @pytest.mark.parametrize("shape", [(), (2,), (1, 1), (1, 2), (2, 2)])
 def test_continuous_actions_of_any_shape_have_one_log_probability(shape):
-    model = REINFORCE("MlpPolicy", make_vec_env(lambda: Corridor(action_space=spaces.Box(-1, 1, shape)), 2), seed=0, device="cpu")
+    model = REINFORCE(
+        "MlpPolicy", make_vec_env(lambda: Corridor(action_space=spaces.Box(-1, 1, shape)), 2), seed=0, device="cpu"
+    )
     observations, actions, *_ = collect(model)
     n_actions = int(np.prod(shape))
     assert actions.shape == (len(observations), n_actions)

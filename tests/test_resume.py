@@ -45,10 +45,11 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnRewardThreshold,
 )
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.logger import HParam, configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 from wandb.integration.sb3 import WandbCallback
 
@@ -309,6 +310,10 @@ def test_a_training_with_another_setting_is_refused(algorithm, kwargs, message, 
     [
         (lambda changed: make_vec_env("FrozenLake-v1", env_kwargs=dict(is_slippery=not changed)), "'is_slippery': False"),
         (
+            lambda changed: make_vec_env("CartPole-v1", env_kwargs=dict(max_episode_steps=20 + changed)),
+            "max_episode_steps is 21, and was 20",
+        ),
+        (
             lambda changed: VecNormalize(make_vec_env("CartPole-v1"), clip_obs=5.0 if changed else 10.0),
             r"VecNormalize is {.*'clip_obs': 5.0.*}, and was {.*'clip_obs': 10.0",
         ),
@@ -469,6 +474,66 @@ def test_settings_of_callbacks_may_be_changed(tmp_path):
     assert (evaluation.eval_freq, evaluation.n_eval_episodes, stop.max_episodes) == (100, 2, 5)
     # 5 in each of 4 environments, those before the resume included
     assert 20 <= stop.n_episodes < 24 and model.num_timesteps < 10_000
+
+
+def test_another_number_of_episodes_is_refused_where_evaluations_are_kept_in_one_table(tmp_path):
+    def train(n_steps, n_eval_episodes):
+        env = make_vec_env("CartPole-v1", 1, seed=3)
+        evaluation = EvalCallback(env, n_eval_episodes=n_eval_episodes, eval_freq=50, log_path=tmp_path, verbose=0)
+        make_model(QA2C).learn(n_steps, [evaluation, ExactCheckpointCallback(tmp_path / "checkpoints", verbose=0)])
+
+    train(320, 1)
+    with pytest.raises(CheckpointError, match=r"`n_eval_episodes` of EvalCallback is 2, and was 1.*give the earlier number"):
+        train(640, 2)
+    train(640, 1)
+
+
+class RecordsHyperparameters(BaseCallback):
+    """As the example in SB3's documentation."""
+
+    def _on_training_start(self):
+        self.logger.record(
+            "hparams", HParam({"gamma": self.model.gamma}, {"train/value_loss": 0.0}), exclude=("stdout", "log")
+        )
+
+    def _on_step(self):
+        return True
+
+
+def test_hyperparameters_that_wait_for_their_row_are_logged_after_a_resume(tmp_path, capsys):
+    """A checkpoint cannot hold them: each start records them again."""
+    for folder, stops in (("whole", [np.inf]), ("parts", [100, 1000, np.inf])):
+        for stop in stops:
+            model = make_model(QA2C, tmp_path / folder, verbose=1)
+            callbacks = [
+                RecordsHyperparameters(),
+                InterruptAt(stop),
+                ExactCheckpointCallback(tmp_path / folder / "checkpoints", 64),
+            ]
+            with contextlib.suppress(Interrupted):
+                model.learn(2000, callbacks, log_interval=7)
+            model.logger.close()
+            model.env.close()
+    written = {}
+    for folder in ("whole", "parts"):
+        events = [EventAccumulator(str(path)) for path in (tmp_path / folder / "tensorboard").rglob("QA2C_*") if path.is_dir()]
+        for accumulator in events:
+            accumulator.Reload()
+        written[folder] = sum("_hparams_/session_start_info" in x.summary_metadata for x in events)
+    assert written == {"whole": 1, "parts": 1}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows needs rights for symbolic links")
+def test_tensorboard_goes_on_in_its_folder_where_checkpoints_are_behind_a_symbolic_link(tmp_path):
+    disk, home = tmp_path / "disk" / "deep" / "down", tmp_path / "home"
+    disk.mkdir(parents=True)
+    home.mkdir()
+    (home / "logs").symlink_to(disk)
+    for steps in (200, 400):
+        model = make_model(QA2C, tensorboard_log=str(home / "runs"))
+        model.learn(steps, ExactCheckpointCallback(home / "logs" / "checkpoints", verbose=0), log_interval=1)
+        model.logger.close()
+    assert {path.parent.parent for path in tmp_path.rglob("events.out.tfevents.*")} == {home / "runs"}
 
 
 class Doubling(BaseCallback):

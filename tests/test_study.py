@@ -701,8 +701,8 @@ def test_a_run_whose_file_has_another_number_of_steps_now_is_refused(kind, tmp_p
         run_study([run])
 
 
-def test_an_unfinished_run_that_is_refused_keeps_the_record_of_its_hyperparameters(tmp_path):
-    """A pack of it would have the new ones, and the evaluations come from the old ones."""
+def test_an_unfinished_run_that_is_refused_keeps_its_record(tmp_path, monkeypatch):
+    """A pack of it would have the new hyperparameters, commit and machine, and the evaluations come from the old ones."""
     path, entries = tmp_path / "mine.yml", dict(policy="MlpPolicy", n_steps=8, n_envs=1, n_timesteps=400)
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.1}}))
     (run,) = make_grid("CartPole-v1", ["qa2c"], [0], tmp_path, config=str(path), **{**SMALL, "n_timesteps": 0})
@@ -710,7 +710,11 @@ def test_an_unfinished_run_that_is_refused_keeps_the_record_of_its_hyperparamete
     status = Path(run.folder, "status.json")
     status.write_text(json.dumps({**json.loads(status.read_text()), "finished": False}))
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.5}}))
-    assert r"ent_coef is 0.5, and was 0.1" in train_run(run)
+    before = Path(run.folder, "run.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("sb3_qac.study.train.provenance", lambda: {"commit": "later", "machine": {"cores": 1000}})
+        assert r"ent_coef is 0.5, and was 0.1" in train_run(run)
+    assert Path(run.folder, "run.json").read_bytes() == before
     assert load_run(Path(run.folder)).settings["resolved_hyperparams"]["ent_coef"] == 0.1
     # An argument at its default may be written out
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.1, "gamma": 0.99}}))

@@ -1,5 +1,6 @@
 """RL Zoo as its users run it: its commands, some of them literally, in processes of their own, as the `trained` agent."""
 
+import argparse
 import functools
 import importlib
 import json
@@ -19,6 +20,7 @@ import pytest
 import torch as th
 import yaml
 from filelock import FileLock
+from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 
 from sb3_qac import QA2C, QPPO, REINFORCE, commands, doctor, zoo
@@ -262,8 +264,8 @@ def test_a_run_that_another_process_took_meanwhile_is_left_to_it(unfinished, tmp
     write_config(tmp_path, 1e-3)
     lock = FileLock(unfinished / "checkpoints" / "lock")
 
-    def found_and_lost(*args):
-        run = unfinished_run(*args)
+    def found_and_lost(*args, **kwargs):
+        run = unfinished_run(*args, **kwargs)
         # The other one takes it between the two questions
         lock.acquire()
         return run
@@ -284,6 +286,58 @@ def test_other_hyperparameters_are_refused_where_the_run_of_wandb_has_been_resum
     with pytest.raises(ValueError, match=r"CartPole-v1_1.*config.yml.*--track.*--log-folder"):
         train_from_config(rl_zoo, tmp_path)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("what", ["another process has it", "no callback"])
+def test_a_training_does_not_log_to_the_run_of_wandb_of_another(what, unfinished, tmp_path, rl_zoo, monkeypatch):
+    """RL Zoo resumes the run of W&B before it knows its folder."""
+    write_config(tmp_path, 1e-3)
+    if what == "no callback":
+        config = yaml.safe_load((tmp_path / "config.yml").read_text())
+        del config["CartPole-v1"]["callback"]
+        (tmp_path / "config.yml").write_text(yaml.dump(config))
+    path = unfinished / "checkpoints" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "wandb": {"id": "run-that-was"}}))
+    monkeypatch.setattr("sb3_qac.zoo.resume._resumed_wandb_run", "run-that-was")
+    monkeypatch.setattr("sb3_qac.zoo.resume.active_wandb_run", lambda: types.SimpleNamespace(id="run-that-was"))
+    before = {path for path in tmp_path.rglob("*") if path.name != "lock"}
+    lock = FileLock(unfinished / "checkpoints" / "lock")
+    if what == "another process has it":
+        lock.acquire()
+    try:
+        with pytest.raises(ValueError, match=r"--track.* run-that-was of Weights & Biases.*Start the command again"):
+            train_from_config(rl_zoo, tmp_path)
+    finally:
+        lock.release(force=True)
+    assert {path for path in tmp_path.rglob("*") if path.name != "lock"} == before
+
+
+def test_the_seed_tells_the_runs_of_a_script_apart(tmp_path, monkeypatch):
+    """They have the same command line."""
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path, 1e-3)
+    seeds = []
+    # The second loop finds each run again: without an agent they are unfinished
+    for seed in (0, 1, 0, 1):
+        manager = ExperimentManager(
+            argparse.Namespace(), "qa2c", "CartPole-v1", "logs", seed=seed, config="config.yml", eval_freq=-1, verbose=0
+        )
+        model, _ = manager.setup_experiment()
+        manager.learn(model)
+        seeds.append((Path(manager.save_path).name, model.seed))
+        model.env.close()
+    assert seeds == 2 * [("CartPole-v1_1", 0), ("CartPole-v1_2", 1)]
+
+
+def test_the_agent_of_an_earlier_ctrl_c_does_not_count_as_the_final_one(tmp_path, rl_zoo):
+    write_config(tmp_path, 1e-3)
+    train_from_config(rl_zoo, tmp_path)
+    path = tmp_path / "logs" / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip"
+    agent = QA2C.load(path)
+    agent.num_timesteps = 200
+    agent.save(path)
+    assert "Resuming from step 400" in train_from_config(rl_zoo, tmp_path)
+    assert QA2C.load(path).num_timesteps == 400
 
 
 def test_hyperparameters_from_python_with_a_callback_in_them_are_recognised(tmp_path, rl_zoo, monkeypatch):

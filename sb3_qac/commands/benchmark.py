@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         sys.exit(f"benchmark: {error}")
     except KeyboardInterrupt:
         if args.until_return is not None:
-            raise KeyboardInterrupt("the same command resumes it") from None
+            raise KeyboardInterrupt("the same command continues with the trainings that are not finished") from None
         raise
     # The output of an earlier call may be complete
     output = args.output.with_stem(f"{args.output.stem}-interrupted") if report.get("interrupted") else args.output

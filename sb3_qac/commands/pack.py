@@ -13,7 +13,8 @@ def add_parser(commands: Any) -> None:
         help="write the data of a study as a few small files, for a repository",
         description="Writes runs.csv (a row for each run), settings.json, evaluations.csv.xz (a row for each episode), "
         "curves.csv.xz (thinned), and diagnosis.json (if there are diagnoses). `report` reads them like the folders of the "
-        "runs. Studies in subfolders of the study are packed as parts: `report results/pong/PART --output FOLDER` reads one.",
+        "runs, and `pack PACKED --add --output OTHER` merges two packs. Studies in subfolders of the study are packed as "
+        "parts: `report results/pong/PART --output FOLDER` reads one.",
         epilog="Example: python -m sb3_qac pack studies/pong --output results/pong",
     )
     pack.add_argument("folder", type=Path, metavar="STUDY", help="folder of the study")
@@ -37,12 +38,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from sb3_qac.common.checks import check_integer
     from sb3_qac.study.loading import load_everything
-    from sb3_qac.study.pack import add_packed, check_all_are_there, write_pack
+    from sb3_qac.study.pack import add_packed, check_all_are_there, keep_lost, write_pack
 
     try:
         check_integer("points", args.points, minimum=1)
         parts = load_everything(args.folder)
         output = args.output or Path("results", args.folder.resolve().name)
+        keep_lost(parts, output)
         if args.add:
             ours, parts = parts, add_packed(parts, output)
             chosen = {record.path: record for records in parts.values() for record in records}

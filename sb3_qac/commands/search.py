@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
         sys.exit(f"search: {error}")
     print_standings(search, names, folder, args.json)
     for run_folder, reason in failed.items():
-        print(f"{run_folder} failed, so its candidate has no score: {reason} (see error.txt there)", file=sys.stderr)
+        # There is none if the disk is full
+        where = " (see error.txt there)" if Path(run_folder, "error.txt").is_file() else ""
+        print(f"{run_folder} failed, so its candidate has no score: {reason}{where}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -109,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
         sys.exit(f"study: {error}")
     print_results(runs, args.json)
     for run_folder, reason in failed.items():
-        print(f"{run_folder} failed: {reason} (see error.txt in that folder)", file=sys.stderr)
+        # There is none if its machine was lost, or the disk is full
+        where = " (see error.txt in that folder)" if Path(run_folder, "error.txt").is_file() else ""
+        print(f"{run_folder} failed: {reason}{where}", file=sys.stderr)
     if args.env == "ladder":
         from sb3_qac.study.ladder import write_page
 

@@ -322,6 +322,7 @@ class ExactCheckpointCallback(BaseCallback):
             plain = {name: value for name, value in values.items() if is_plain(value)}
             # A copy: they may change the values before these are restored a second time
             set_attributes(callback, copy.deepcopy(plain) if callback in called_before else plain)
+        self._check_same_number_of_episodes()
         evaluation_files = self._evaluation_files()
         check_same_number(
             "files are written by evaluations",
@@ -364,16 +365,39 @@ class ExactCheckpointCallback(BaseCallback):
         for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
             left = {key: value for key, value in values.items() if callback in called_before or not is_plain(value)}
             set_values(callback, left, name)
-        for name, values in state["logger"].items():
-            recorded = getattr(self.model.logger, name)
-            recorded.clear()
-            recorded.update(values)
+        self._restore_rows(state["logger"])
         set_random_state(state["random"])
+
+    def _restore_rows(self, rows: dict[str, dict[str, Any]]) -> None:
+        """
+        Restore the rows that were recorded and not yet written.
+
+        :param rows: Those that a checkpoint can hold, by attribute of the logger. It has no figures, videos and lists of
+            hyperparameters, but where those that were still to be written were to go.
+        """
+        kept = rows["name_to_value"].keys()
+        lost = rows["name_to_excluded"].keys() - kept
+        for name, values in rows.items():
+            recorded = getattr(self.model.logger, name)
+            # This start may have recorded them again
+            again = {key: recorded[key] for key in lost if key in recorded}
+            recorded.clear()
+            recorded.update({key: value for key, value in values.items() if key in kept})
+            recorded.update(again)
 
     def _check_same_callbacks(self, states: list[Any]) -> None:
         here, there = [type(callback).__name__ for callback in self._callbacks()], [name for name, _ in states]
         if here != there:
             raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
+
+    def _check_same_number_of_episodes(self) -> None:
+        for evaluation in self._evaluations():
+            results, n_episodes = evaluation.evaluations_results, evaluation.n_eval_episodes
+            if evaluation.log_path is not None and results and len(results[-1]) != n_episodes:
+                raise CheckpointError(
+                    f"`n_eval_episodes` of EvalCallback is {n_episodes}, and was {len(results[-1])}. With a `log_path` all "
+                    "evaluations are in one table, so they must have equally many episodes: give the earlier number."
+                )
 
     def _restore_logger(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
@@ -387,7 +411,8 @@ class ExactCheckpointCallback(BaseCallback):
             if isinstance(output_format, TensorBoardOutputFormat):
                 folder = next(folders, None)
                 if folder is not None:
-                    continued = ResumedTensorBoard.instead_of(output_format, self.folder / folder)
+                    # Without a look at the disk, as it was made: ".." behind a symbolic link leads elsewhere
+                    continued = ResumedTensorBoard.instead_of(output_format, Path(os.path.abspath(self.folder / folder)))
                     logger.output_formats[i] = continued
                     self._replace_in_callbacks(output_format, continued)
         self.model._logger = logger

@@ -47,6 +47,8 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
         "algorithm": type(model).__name__,
         "environment": None if spec is None else spec.id,
         "env_kwargs": {} if spec is None else settings({name: spec.kwargs[name] for name in spec.kwargs.keys() - SHOWN}),
+        # gymnasium does not keep it among the arguments
+        "max_episode_steps": None if spec is None else spec.max_episode_steps,
         "VecNormalize": None if normalize is None else {name: getattr(normalize, name) for name in NORMALIZATION},
         "n_envs": model.n_envs,
         "policy": type(model.policy).__name__,

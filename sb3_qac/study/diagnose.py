@@ -27,9 +27,9 @@ from sb3_qac.study.agents import check_same_environments
 from sb3_qac.study.branching import judge_branches, play_all_actions
 from sb3_qac.study.callbacks import NoCallback
 from sb3_qac.study.gradients import GradientMoments, batch_of, estimators_of, gradient_of, scale_of
-from sb3_qac.study.loading import DIAGNOSIS_FILE, check_run
+from sb3_qac.study.loading import DIAGNOSIS_FILE, check_run, read_config
 from sb3_qac.study.manager import environments_of
-from sb3_qac.study.run import read_run
+from sb3_qac.study.run import name_of_env, read_run
 from sb3_qac.study.snapshots import normalize_as, points_of
 from sb3_qac.zoo import register
 
@@ -129,9 +129,9 @@ def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_rep
             kept[name].append(values.numpy(force=True).reshape(model.n_envs, model.n_steps, -1).swapaxes(0, 1))
         gradients = {}
         for name, estimator in estimators.items():
-            start = time.perf_counter()
+            start = _now(model)
             gradients[name] = gradient_of(model, estimator(batch_of(model, data)) / scale)
-            seconds[name] += time.perf_counter() - start
+            seconds[name] += _now(model) - start
         moments.add(gradients)
 
     history = {name: np.concatenate(values) for name, values in kept.items()}
@@ -158,6 +158,13 @@ def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_rep
         "critic": _without_nan(critic),
         **({} if branches is None else {"branches": _without_nan(branches)}),
     }
+
+
+def _now(model: QA2C | QPPO) -> float:
+    if model.device.type == "cuda":
+        # It computes while the CPU goes on
+        th.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _without_nan(figures: dict[str, float]) -> dict[str, float | None]:
@@ -192,6 +199,10 @@ def diagnose_run(
             f"{folder} is a run of {run.algo}, but only runs of {' and '.join(DIAGNOSED)} can be diagnosed: they have "
             "an actor and a critic Q(s, a)."
         )
+    # Its own number of environments, on which the noise of a step depends: that of the preset may have changed
+    config = folder / name_of_env(run.env_id) / "config.yml"
+    if config.is_file() and "n_envs" in (kept := read_config(config)):
+        run = dataclasses.replace(run, hyperparams={**run.hyperparams, "n_envs": kept["n_envs"]})
     if n_states:
         # The state of the C++ environments cannot be cloned. SB3's have the same games
         run = dataclasses.replace(run, native=False)

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.study.catalogue import field_name
-from sb3_qac.study.pack import check_different_runs, find_pack, load_pack
+from sb3_qac.study.pack import check_different_runs, find_pack, load_pack, load_packed_parts
 from sb3_qac.study.records import CURVES, Groups, Record
 from sb3_qac.study.run import name_of_env
 
@@ -169,7 +169,7 @@ def _is_run(path: Path) -> bool:
 
 def load_everything(folder: Path) -> dict[str, list[Record]]:
     """
-    :param folder: Folder with the folders of runs, at any depth
+    :param folder: Folder with the folders of runs, at any depth, or of a packed study
     :return: records of all runs, by the part of the study to which they belong: "" for the study itself, or the path of the
         folder for another study inside it, such as "lin_7e-4"
     :raises ValueError: if there are none
@@ -179,6 +179,7 @@ def load_everything(folder: Path) -> dict[str, list[Record]]:
     for path in filter(_is_run, sorted(folder.glob("**/run.json"))):
         record = replace(load_run(path.parent), path=path.parent.relative_to(folder).as_posix())
         parts.setdefault(part_of(folder, path.parent, record.settings["env_id"]), []).append(record)
+    parts = parts or load_packed_parts(folder)
     if not parts:
         raise ValueError(f"There is no run of a study in {folder}. `python -m sb3_qac study` makes some.")
     return dict(sorted(parts.items()))

@@ -7,7 +7,6 @@ in ``curves.csv.xz``, and ``diagnosis.json``. The same study gives the same byte
 import hashlib
 import json
 import lzma
-import math
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -39,6 +38,8 @@ COLUMNS = {
     "seed": "seed",
     "commit": "commit",
 }
+# States of a run that has come to its end
+ENDED = ("finished", "stopped")
 # An empty field is no value. Not "None" or "NA", which may be the name of a study
 NO_VALUE = [""]
 # Largest number of rows of a run in `curves.csv.xz`
@@ -249,6 +250,16 @@ def find_pack(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
+def load_packed_parts(folder: Path) -> dict[str, list[Record]]:
+    """
+    :param folder: Folder of a packed study; it need not exist
+    :return: records of its runs by part of the study, "" for the study itself
+    :raises ValueError: if a file of it is missing or damaged
+    """
+    parts = sorted({study.partition("/")[2] for study in packed_runs(folder)["study"]})
+    return {part: load_pack(folder, part) for part in parts}
+
+
 def load_pack(folder: Path, part: str = "") -> list[Record]:
     """
     :param folder: Folder of a packed study
@@ -312,10 +323,12 @@ def check_all_are_there(parts: dict[str, list[Record]], folder: Path) -> None:
     :param folder: Folder of a packed study, which they will replace; it need not exist
     :raises ValueError: if a packed run is not among them, or has not come as far, because it may be kept nowhere else
     """
-    reached = {record.path: _progress(record) for records in parts.values() for record in records}
-    packed = packed_runs(folder)
-    needed = np.where(packed["state"].isin(["finished", "stopped"]), math.inf, packed["steps"].astype(float))
-    gone = sorted(run for run, least in zip(packed["run"], needed, strict=True) if reached.get(run, -1) < least)
+    ours = {record.path: record for records in parts.values() for record in records}
+    gone = sorted(
+        run.run
+        for run in packed_runs(folder).itertuples()
+        if not (run.run in ours and _as_far(ours[run.run], run.state, run.steps))
+    )
     if gone:
         raise ValueError(
             f"{len(gone)} of the packed runs in {folder} would be lost, because the study does not have them, or not as far: "
@@ -349,14 +362,36 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
                 )
         by_path = {record.path: record for record in packed}
         for record in parts.get(part, []):
-            by_path[record.path] = max(record, by_path.get(record.path, record), key=_progress)
+            other = by_path.get(record.path)
+            if other is None or _as_far(record, other.state, other.status["steps"]):
+                by_path[record.path] = record
         merged[part] = [by_path[path] for path in sorted(by_path)]
     return merged
 
 
-def _progress(record: Record) -> float:
-    """:return: how far a run has come: its steps, and more than any number of them if it is finished"""
-    return math.inf if record.finished else record.status.get("steps", 0)
+def _as_far(record: Record, state: str, steps: float) -> bool:
+    """
+    :param record: Record of a run
+    :param state: State of the packed run of this name
+    :param steps: Its steps
+    :return: whether the record may replace it: it has as many steps, and is finished if that one is. A finished run may be one
+        of fewer steps, as of a study with another ``--steps``.
+    """
+    return record.status.get("steps", 0) >= float(steps) and (record.finished or state not in ENDED)
+
+
+def keep_lost(parts: dict[str, list[Record]], folder: Path) -> None:
+    """
+    A run that was packed as lost stays lost until it has come further.
+
+    :param parts: Records by part of a study; their ``status`` is changed
+    :param folder: Folder of a packed study; it need not exist
+    """
+    packed = packed_runs(folder)
+    lost = {run.run: float(run.steps) for run in packed[packed["state"] == "lost"].itertuples()}
+    for record in (record for records in parts.values() for record in records):
+        if not record.finished and record.status.get("steps", 0) <= lost.get(record.path, -1):
+            record.status["lost"] = True
 
 
 def _by_run(path: Path) -> dict[str, pd.DataFrame]:
@@ -375,7 +410,7 @@ def _record_of(
 ) -> Record:
     settings = {**row["settings"], **{name: row[column] for name, column in COLUMNS.items()}}
     state = row["state"]
-    status = {"steps": row["steps"], "seconds": row["seconds"], "finished": state in ("finished", "stopped")}
+    status = {"steps": row["steps"], "seconds": row["seconds"], "finished": state in ENDED}
     status |= {"failed": state == "failed", "lost": state == "lost"}
     timesteps, returns, lengths = np.zeros(0, dtype=int), np.zeros((0, 1)), None
     if evaluations is not None:

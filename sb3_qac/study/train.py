@@ -65,12 +65,15 @@ def _train(run: Run) -> None:
     register()
     th.set_num_threads(run.n_threads)
     set_random_seed(run.seed)
+    # A start that is refused trains nothing, so its commit and machine do not belong to the run
+    run_file = Path(run.folder, "run.json")
+    run_before = run_file.read_bytes() if run_file.is_file() and not run.failed_at_once else None
     with wandb_run_of(run) as url:
         settings = {**asdict(run), **provenance(), "wandb_url": url}
         # Not the folder: a study can be moved
         del settings["folder"]
         settings["commit"] = commits_of(run, settings["commit"])
-        write_atomically(Path(run.folder, "run.json"), json.dumps(settings, indent=1).encode())
+        write_atomically(run_file, json.dumps(settings, indent=1).encode())
         if run.failed_at_once:
             # It may have other settings now
             shutil.rmtree(Path(run.folder, "checkpoints"), ignore_errors=True)
@@ -89,8 +92,9 @@ def _train(run: Run) -> None:
                 manager.learn(result[0])
             except (CheckpointError, StateError):
                 # RL Zoo has written the hyperparameters that are refused here, and not those of the checkpoint
-                if config_before is not None:
-                    write_atomically(config, config_before)
+                for path, content in {config: config_before, run_file: run_before}.items():
+                    if content is not None:
+                        write_atomically(path, content)
                 raise
             finally:
                 manager.status.update()

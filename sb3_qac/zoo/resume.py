@@ -22,14 +22,17 @@ from sb3_qac.resume.callback import lock_of
 from sb3_qac.resume.wandb import active_wandb_run, wandb_run_id
 
 
-def unfinished_run(log_path: Path, env_name: str, command: Sequence[str], hyperparams: str | None = None) -> Path | None:
+def unfinished_run(
+    log_path: Path, env_name: str, command: Sequence[str], hyperparams: str | None = None, seed: int | None = None
+) -> Path | None:
     """
     :param log_path: Folder with the runs of an algorithm
     :param env_name: Name of the environment, as RL Zoo writes it
     :param command: Command line
     :param hyperparams: Hyperparameters, as YAML; None for any
-    :return: Folder of the newest run that the same command started with these hyperparameters, keeps exact checkpoints, is not
-        finished, and is not used by any process; None if there is none
+    :param seed: Seed; None for any
+    :return: Folder of the newest run that the same command started with these hyperparameters and this seed, keeps exact
+        checkpoints, is not finished, and is not used by any process; None if there is none
     """
     # With `--uuid`, RL Zoo appends one to the number, which is then 1 for all
     name = re.compile(rf"{re.escape(env_name)}_(\d+)(_[0-9a-f-]{{36}})?")
@@ -39,9 +42,10 @@ def unfinished_run(log_path: Path, env_name: str, command: Sequence[str], hyperp
             known = json.loads((run / "checkpoints" / "run.json").read_text())
         except (OSError, ValueError):
             continue
-        finished = known["finished"] and _has_agent(run, env_name)
+        finished = known["finished"] and _has_agent(run, env_name, known.get("num_timesteps"))
         # Runs of earlier versions of this package have none
         same = hyperparams is None or known.get("hyperparams", hyperparams) == hyperparams
+        same = same and (seed is None or known.get("seed", seed) == seed)
         if not finished and same and _what_is_run(known["command"]) == _what_is_run(command):
             try:
                 with FileLock(run / "checkpoints" / "lock", blocking=False):
@@ -51,17 +55,20 @@ def unfinished_run(log_path: Path, env_name: str, command: Sequence[str], hyperp
     return None
 
 
-def _has_agent(run: Path, env_name: str) -> bool:
+def _has_agent(run: Path, env_name: str, steps: int | None) -> bool:
     """
     :param run: Folder of a run
     :param env_name: Name of the environment, as RL Zoo writes it
-    :return: Whether RL Zoo has saved the trained agent, which it does after the training has ended; a kill may come before
+    :param steps: Steps after which the training has ended; None if they are not known
+    :return: Whether RL Zoo has saved the trained agent, which it does after the training has ended; a kill may come before,
+        and there may be the agent of an earlier Ctrl-C
     """
     try:
         with zipfile.ZipFile(run / f"{env_name}.zip") as agent:
             # Without this entry it was cut short, and ends with one of the zip files of PyTorch inside it
-            return "data" in agent.namelist()
-    except (OSError, zipfile.BadZipFile):
+            data = json.loads(agent.read("data"))
+            return steps is None or data.get("num_timesteps", steps) == steps
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
         return False
 
 
@@ -107,12 +114,15 @@ def resume_exactly(exp_manager: ModuleType) -> None:
         elif callback is not None:
             callback.hyperparams = self.hyperparams_as_read
             log_path, env_name = Path(self.log_path), str(self.env_name)
-            run = unfinished_run(log_path, env_name, sys.argv, callback.hyperparams)
-            with_any_hyperparams = unfinished_run(log_path, env_name, sys.argv)
+            # Without a command line, as in a loop of a script, the seed tells one run from another
+            seed = None if hasattr(self.args, "seed") else self.seed
+            find = functools.partial(unfinished_run, log_path, env_name, sys.argv, seed=seed)
+            run, with_any_hyperparams = find(callback.hyperparams), find()
             if with_any_hyperparams is not None and with_any_hyperparams != run:
                 _leave(with_any_hyperparams, env_name)
             while run is not None and not _take(run):
-                run = unfinished_run(log_path, env_name, sys.argv, callback.hyperparams)
+                run = find(callback.hyperparams)
+            _check_wandb_run_of(run)
             if run is not None:
                 self.save_path = str(run)
                 self.params_path = f"{run}/{self.env_name}"
@@ -121,6 +131,8 @@ def resume_exactly(exp_manager: ModuleType) -> None:
             if "wandb" in sys.modules:
                 # The callback logs every row itself, so that no row is lost or logged twice
                 sys.modules["wandb"].tensorboard.unpatch()
+        else:
+            _check_wandb_run_of(None)
         # RL Zoo's method does not say what to do if that fails
         make_folder(Path(self.params_path))
         create_log_folder(self)
@@ -154,6 +166,28 @@ def _leave(run: Path, env_name: str) -> None:
             "the training. For a new run, give another `--log-folder`, or move that folder away."
         )
     print(f"{reason} It is not resumed.")
+
+
+# The run of Weights & Biases that this process resumes, chosen before its folder is known
+_resumed_wandb_run: str | None = None
+
+
+def _check_wandb_run_of(run: Path | None) -> None:
+    """
+    :param run: Folder of the run that is resumed; None for a new training
+    :raises ValueError: if the active run of Weights & Biases is that of another training. Another process may have taken the
+        run that was found first, or the hyperparameters no longer have an ``ExactCheckpointCallback``.
+    """
+    wandb_run = active_wandb_run()
+    if wandb_run is None or wandb_run.id != _resumed_wandb_run:
+        return
+    if run is None or wandb_run_id(run / "checkpoints") != wandb_run.id:
+        _leave_taken()
+        raise ValueError(
+            f"`--track` has resumed the run {wandb_run.id} of Weights & Biases, but this training is not the one that it "
+            "belongs to: another process has resumed that one meanwhile, or the hyperparameters no longer have an "
+            "`ExactCheckpointCallback`. Start the command again. To leave an unfinished run, give another `--log-folder`."
+        )
 
 
 # The lock of the run that this process has found last
@@ -211,7 +245,10 @@ def resume_wandb(exp_manager: ModuleType) -> None:
     run = unfinished_run(Path(arguments.log_folder, arguments.algo), env_name, command)
     run_id = None if run is None else wandb_run_id(run / "checkpoints")
     if run_id is not None:
-        os.environ.setdefault("WANDB_RUN_ID", run_id)
+        # Another id is the user's, or that of an earlier call
+        if "WANDB_RUN_ID" not in os.environ:
+            global _resumed_wandb_run
+            os.environ["WANDB_RUN_ID"] = _resumed_wandb_run = run_id
         os.environ.setdefault("WANDB_RESUME", "allow")
 
 

@@ -106,6 +106,16 @@ class AleVecEnv(VecEnv):
             reward_clipping=False,
             use_fire_reset=fire_reset,
         )
+        # What a training depends on: it is resumed only with the same
+        self._arguments = dict(
+            noop_max=noop_max,
+            frame_skip=frame_skip,
+            screen_size=screen_size,
+            terminal_on_life_loss=terminal_on_life_loss,
+            clip_reward=clip_reward,
+            action_repeat_probability=action_repeat_probability,
+            fire_reset=fire_reset,
+        )
         check_vector_env(AtariVectorEnv, settings)
         self._envs = AtariVectorEnv(game["game"], n_envs, **settings)
         has_fire = Action.FIRE in self._envs.ale.get_action_set()[FIRE : FIRE + 1]
@@ -254,6 +264,7 @@ class AleVecEnv(VecEnv):
             "returns": self._returns.copy(),
             "first_frames": self._first_frames,
             "start_time": self._start_time,
+            "arguments": dict(self._arguments),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -262,7 +273,17 @@ class AleVecEnv(VecEnv):
         actions since then determine it, so the actions are played again, before the next step.
 
         :param state: Result of ``get_state``
+        :raises ValueError: if the environments that it was taken from have other arguments
         """
+        # Those of earlier versions have none
+        there = state.get("arguments", self._arguments)
+        different = [
+            f"`{name}` is {value}, and was {there[name]}" for name, value in self._arguments.items() if value != there[name]
+        ]
+        if different:
+            raise ValueError(
+                f"{self.spec.id} was trained with other arguments: {', '.join(different)}. Give the earlier ones to resume it."
+            )
         self._state_to_set = state
         self._start_time = state["start_time"]
         self._seeds = list(state["seeds"])
