@@ -320,7 +320,7 @@ def test_the_seed_tells_the_runs_of_a_script_apart(tmp_path, monkeypatch):
     # The second loop finds each run again: without an agent they are unfinished
     for seed in (0, 1, 0, 1):
         manager = ExperimentManager(
-            argparse.Namespace(), "qa2c", "CartPole-v1", "logs", seed=seed, config="config.yml", eval_freq=-1, verbose=0
+            argparse.Namespace(), "qa2c", "CartPole-v1", "logs", seed=seed, config="config.yml", log_interval=-1, verbose=0
         )
         model, _ = manager.setup_experiment()
         manager.learn(model)
