@@ -42,10 +42,10 @@ def test_a_rollout_is_sent_once_for_all_epochs(monkeypatch):
     assert sent == [14, 14]
 
 
-@pytest.mark.parametrize("n_envs", [1, 3])
-def test_every_minibatch_is_that_of_the_buffer_of_sb3(n_envs):
+def same_minibatches(device, n_envs):
+    """:return: pairs of minibatches, of SB3's buffer and of ours, from two rollouts"""
     space = spaces.Box(0, 255, (1, 6, 6), np.uint8)
-    buffers = [kind(4, space, spaces.Discrete(2), "cpu", n_envs=n_envs) for kind in (RolloutBuffer, DeviceRolloutBuffer)]
+    buffers = [kind(4, space, spaces.Discrete(2), device, n_envs=n_envs) for kind in (RolloutBuffer, DeviceRolloutBuffer)]
     # In the second rollout nothing of the first may be left
     for rollout in range(2):
         minibatches = []
@@ -60,11 +60,15 @@ def test_every_minibatch_is_that_of_the_buffer_of_sb3(n_envs):
             np.random.seed(0)
             # Two epochs
             minibatches.append([*buffer.get(3), *buffer.get(3)])
+        yield from zip(*minibatches, strict=True)
 
-        for expected, drawn in zip(*minibatches, strict=True):
-            for name, tensor in expected._asdict().items():
-                assert th.equal(getattr(drawn, name), tensor), name
-                assert getattr(drawn, name).dtype == tensor.dtype
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_every_minibatch_is_that_of_the_buffer_of_sb3(n_envs):
+    for expected, drawn in same_minibatches("cpu", n_envs):
+        for name, tensor in expected._asdict().items():
+            assert th.equal(getattr(drawn, name), tensor), name
+            assert getattr(drawn, name).dtype == tensor.dtype
 
 
 def test_training_is_resumed_with_the_other_buffer(tmp_path):

@@ -6,7 +6,6 @@ import os
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.vec_env import VecFrameStack
@@ -19,6 +18,7 @@ from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.files import read_json
 from sb3_qac.common.torch_layers import LeanNatureCNN
 from tests.envs import InterruptAt, Interrupted
+from tests.test_buffers import same_minibatches
 
 pytestmark = pytest.mark.gpu
 
@@ -59,27 +59,10 @@ def parameters_of(model):
 
 
 def test_every_minibatch_is_that_of_the_buffer_of_sb3():
-    space = spaces.Box(0, 255, (1, 6, 6), np.uint8)
-    buffers = [kind(4, space, spaces.Discrete(2), "cuda", n_envs=3) for kind in (RolloutBuffer, DeviceRolloutBuffer)]
-    # In the second rollout nothing of the first may be left
-    for rollout in range(2):
-        minibatches = []
-        for buffer in buffers:
-            rng = np.random.default_rng(rollout)
-            buffer.reset()
-            while not buffer.full:
-                obs = rng.integers(0, 256, (3, *space.shape), dtype=np.uint8)
-                actions, value = rng.integers(0, 2, 3), th.from_numpy(rng.random(3))
-                buffer.add(obs, actions, rng.random(3), np.zeros(3), value, value.log())
-            buffer.compute_returns_and_advantage(th.zeros(3), np.zeros(3))
-            np.random.seed(0)
-            # Two epochs
-            minibatches.append([*buffer.get(3), *buffer.get(3)])
-
-        for expected, drawn in zip(*minibatches, strict=True):
-            for name, tensor in expected._asdict().items():
-                assert getattr(drawn, name).is_cuda
-                assert th.equal(getattr(drawn, name), tensor), name
+    for expected, drawn in same_minibatches("cuda", n_envs=3):
+        for name, tensor in expected._asdict().items():
+            assert getattr(drawn, name).is_cuda
+            assert th.equal(getattr(drawn, name), tensor), name
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.03)])
