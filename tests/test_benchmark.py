@@ -331,8 +331,9 @@ def test_the_time_of_evaluations_is_told_from_that_of_training(tmp_path, monkeyp
     monkeypatch.setattr("sb3_qac.study.callbacks.time", SimpleNamespace(monotonic=lambda: now[0]))
     evaluation = SimpleNamespace(evaluations_timesteps=[], evaluations_results=[])
 
-    def callback(n_steps):
+    def callback(n_steps, restored=None):
         made = StatusCallback(tmp_path / "status.json", evaluation)
+        vars(made).update(restored or {})
         made.model = SimpleNamespace(num_timesteps=n_steps, _total_timesteps=10, ep_info_buffer=None)
         made._on_training_start()
         return made
@@ -350,9 +351,13 @@ def test_the_time_of_evaluations_is_told_from_that_of_training(tmp_path, monkeyp
     status.write(finished=False)
     written = json.loads((tmp_path / "status.json").read_text())
     assert (written["seconds"], written["evaluation_seconds"]) == (13, 3 + 2)
-    # Resumed, after a pause
+    # Resumed, after a checkpoint, two seconds in which the process was killed, and a pause
+    checkpoint = {name: value for name, value in vars(status).items() if isinstance(value, (int, float))}
+    now[0] += 2
+    status._on_step()
+    status.write(finished=False)
     now[0] += 100
-    status = callback(5)
+    status = callback(5, checkpoint)
     now[0] += 4
     evaluate()
     status._on_step()

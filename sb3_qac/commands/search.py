@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     # Before PyTorch is imported
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
-    from sb3_qac.study.grid import what_is_resumed
+    from sb3_qac.study.grid import reason_of_failure, what_is_resumed
     from sb3_qac.study.manager import import_packages
     from sb3_qac.study.search import load_search, run_search, search_file, started_trials
 
@@ -65,9 +65,8 @@ def run(args: argparse.Namespace) -> int:
         sys.exit(f"search: {error}")
     print_standings(search, names, folder, args.json)
     for run_folder, reason in failed.items():
-        # There is none if the disk is full
-        where = " (see error.txt there)" if Path(run_folder, "error.txt").is_file() else ""
-        print(f"{run_folder} failed, so its candidate has no score: {reason}{where}", file=sys.stderr)
+        why = reason_of_failure(run_folder, reason)
+        print(f"{run_folder} failed, so its candidate has no score: {why}", file=sys.stderr)
     return 1 if failed else 0
 
 

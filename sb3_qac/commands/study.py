@@ -83,7 +83,13 @@ def run(args: argparse.Namespace) -> int:
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
-    from sb3_qac.study.grid import check_ray_address, run_study, what_is_resumed, without_evaluation
+    from sb3_qac.study.grid import (
+        check_ray_address,
+        reason_of_failure,
+        run_study,
+        what_is_resumed,
+        without_evaluation,
+    )
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
@@ -109,9 +115,7 @@ def run(args: argparse.Namespace) -> int:
         sys.exit(f"study: {error}")
     print_results(runs, args.json)
     for run_folder, reason in failed.items():
-        # There is none if its machine was lost, or the disk is full
-        where = " (see error.txt in that folder)" if Path(run_folder, "error.txt").is_file() else ""
-        print(f"{run_folder} failed: {reason}{where}", file=sys.stderr)
+        print(f"{run_folder} failed: {reason_of_failure(run_folder, reason)}", file=sys.stderr)
     if args.env == "ladder":
         from sb3_qac.study.ladder import write_page
 

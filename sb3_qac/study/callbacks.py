@@ -74,12 +74,13 @@ class StatusCallback(BaseCallback):
         super().__init__()
         self.path, self.evaluation = path, evaluation
         self.ended = False
+        self.before = self.evaluation_seconds = self.start = self.last_step = 0.0
 
     def _on_training_start(self) -> None:
-        # Not in the constructor: a resume restores the earlier attributes of callbacks
+        # A resume restores the attributes that were in the checkpoint. The steps after it are made again, so their time does
+        # not count, and the file, which has it, is not read.
+        self.before += self.last_step - self.start
         self.first_step = self.model.num_timesteps
-        before = read_json(self.path) if self.first_step else {}
-        self.before, self.evaluation_seconds = before.get("seconds", 0.0), before.get("evaluation_seconds", 0.0)
         self.start = self.written = self.last_step = time.monotonic()
         # The caller may be handling an exception, which is not one of this training
         self.exception, self.ended = id(sys.exc_info()[1]), False

@@ -237,6 +237,16 @@ def what_is_resumed(runs: Sequence[Run]) -> str:
     return f"resumes it, but unfinished runs of {', '.join(sorted(algos))} begin again" if algos else "resumes it"
 
 
+def reason_of_failure(folder: str, error: str) -> str:
+    """
+    :param folder: Folder of a run that failed
+    :param error: Its error
+    :return: the error, and where its traceback is, if there is one
+    """
+    # There is none if its machine was lost, or the disk is full
+    return f"{error} (see error.txt in that folder)" if Path(folder, "error.txt").is_file() else error
+
+
 def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:
     """
     Train all runs that are not finished, with a live table. After Ctrl-C the same call resumes them.
