@@ -364,3 +364,7 @@ def test_the_time_of_evaluations_is_told_from_that_of_training(tmp_path, monkeyp
     status.write(finished=True)
     written = json.loads((tmp_path / "status.json").read_text())
     assert (written["seconds"], written["evaluation_seconds"]) == (13 + 4, 5 + 4)
+    # From a checkpoint of an early version
+    status = callback(5, {"before": 7.0, "start": now[0]})
+    status.write(finished=False)
+    assert json.loads((tmp_path / "status.json").read_text())["seconds"] == 7

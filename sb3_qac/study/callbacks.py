@@ -78,8 +78,9 @@ class StatusCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         # A resume restores the attributes that were in the checkpoint. The steps after it are made again, so their time does
-        # not count, and the file, which has it, is not read.
-        self.before += self.last_step - self.start
+        # not count, and the file, which has it, is not read. The update before the checkpoint is not counted either, and the
+        # checkpoints of early versions have no last step.
+        self.before += max(0.0, self.last_step - self.start)
         self.first_step = self.model.num_timesteps
         self.start = self.written = self.last_step = time.monotonic()
         # The caller may be handling an exception, which is not one of this training
