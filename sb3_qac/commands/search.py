@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
         sys.exit(f"search: {error}")
     print_standings(search, names, folder, args.json)
     for run_folder, reason in failed.items():
-        why = reason_of_failure(run_folder, reason)
-        print(f"{run_folder} failed, so its candidate has no score: {why}", file=sys.stderr)
+        print(f"{run_folder} failed, so its candidate has no score: {reason_of_failure(run_folder, reason)}", file=sys.stderr)
     return 1 if failed else 0
 
 

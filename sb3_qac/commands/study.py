@@ -83,13 +83,7 @@ def run(args: argparse.Namespace) -> int:
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
-    from sb3_qac.study.grid import (
-        check_ray_address,
-        reason_of_failure,
-        run_study,
-        what_is_resumed,
-        without_evaluation,
-    )
+    from sb3_qac.study.grid import check_ray_address, reason_of_failure, run_study, what_is_resumed, without_evaluation
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
