@@ -17,7 +17,7 @@ from stable_baselines3.common.atari_wrappers import AtariWrapper, ClipRewardEnv,
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor, load_results
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecTransposeImage
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecTransposeImage
 
 from sb3_qac import QA2C
 from sb3_qac.common.env_util import make_ale_vec_env, to_ale_vec_env
@@ -372,6 +372,11 @@ def test_environments_of_rl_zoo_are_replaced_by_their_like(tmp_path):
     assert len(list(tmp_path.glob("*.monitor.csv"))) == 2
 
 
+def test_a_render_mode_that_the_screens_do_not_have_is_refused():
+    with pytest.raises(ValueError, match="`render_mode` must be None or 'rgb_array', but 'human' was given"):
+        make_ale_vec_env(PONG, vec_env_kwargs=dict(render_mode="human"))
+
+
 @pytest.mark.parametrize("fire", [True, False])
 def test_fire_is_pressed_if_it_was_before(fire, monkeypatch):
     def wrapped(env):
@@ -400,6 +405,15 @@ def test_environments_that_would_do_something_else_are_not_replaced():
         env.render_mode = None
         with pytest.raises(ValueError, match=f"AleVecEnv would leave out {lost}"):
             to_ale_vec_env(env)
+
+
+def test_environments_that_differ_are_not_replaced_by_the_first():
+    def make(env_id, **settings):
+        return lambda: Monitor(AtariWrapper(gym.make(env_id), **settings))
+
+    for other, different in ((make(BREAKOUT), BREAKOUT), (make(PONG, clip_reward=False), "'clip_reward': False")):
+        with pytest.raises(ValueError, match=f"are alike, but .*{PONG}.* and .*{different}"):
+            to_ale_vec_env(DummyVecEnv([make(PONG), other]))
 
 
 def test_environments_to_look_at_are_left_as_they_are():

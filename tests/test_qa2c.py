@@ -317,6 +317,7 @@ GRID = spaces.MultiDiscrete([[3, 4], [2, 2]])
         pytest.param("MlpPolicy", VECTOR, spaces.MultiBinary(2), r"Discrete.*MultiBinary.*A2C", id="binary actions"),
         pytest.param("MlpPolicy", VECTOR, spaces.Discrete(2, start=1), "starts at 1.*TransformAction", id="actions from 1"),
         pytest.param("MlpPolicy", spaces.Tuple((TWO, TWO)), TWO, "Tuple.*FlattenObservation", id="tuple observations"),
+        pytest.param("MlpPolicy", spaces.Box(-1, 1, ()), TWO, "at least one dimension", id="a number without a dimension"),
         pytest.param("MlpPolicy", spaces.Discrete(2, start=1), TWO, r"Discrete\(2, start=1\).*from 0", id="states from 1"),
         pytest.param("MlpPolicy", GRID, TWO, r"MultiDiscrete.*one dimension.*FlattenObservation", id="grid of numbers"),
         pytest.param("MultiInputPolicy", spaces.Dict(a=VECTOR, b=GRID), TWO, "one dimension", id="grid in a dict"),

@@ -573,6 +573,13 @@ def test_adapted_kl_coefficient_stays_within_limits():
     assert model.kl_coef == qppo.KL_COEF_MIN
 
 
+def test_coefficient_follows_the_distance_after_the_last_update():
+    """One update per rollout: before it the distance is 0, so the coefficient would be halved however far the policy moves."""
+    logged = logged_by(make_model(n_steps=16, batch_size=32, n_epochs=1, learning_rate=0.1, target_kl=1e-6), 128)
+    assert [row["kl_coef"] for row in logged] == [1.0, 2.0, 4.0]
+    assert all(row["kl"] > 1.5e-6 for row in logged)
+
+
 def test_adaptive_coefficient_keeps_the_policy_closer_than_a_small_one():
     """Asked for a distance of 0.001, the coefficient grows until the policy keeps to it."""
     shared = dict(n_steps=32, batch_size=16, n_epochs=4, learning_rate=3e-3, kl_coef=0.01)
@@ -734,6 +741,7 @@ def test_a_checkpoint_from_before_an_argument_is_resumed_without_it_only(name, b
         (dict(advantage_scale="std"), "`advantage_scale`.*'corrected', 'critic' or None, but 'std'"),
         (dict(target_kl=-0.1), "`target_kl`"),
         (dict(target_kl=0.1, kl_coef=0.0), r"`target_kl` \(0.1\) adapts `kl_coef` \(0.0\)"),
+        (dict(target_kl=0.1, kl_coef=1e-6), r"`kl_coef` \(1e-06\).*between 0.0001 and 10000"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message, tmp_path):

@@ -11,7 +11,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from sb3_qac import REINFORCE
-from sb3_qac.reinforce.reinforce import episode_returns
+from sb3_qac.reinforce.reinforce import Episodes, episode_returns
 
 
 class Corridor(gym.Env):
@@ -154,6 +154,18 @@ def test_normalized_weights_do_not_depend_on_the_scale_of_rewards():
         model = REINFORCE("MlpPolicy", env, normalize_returns=True, seed=0, device="cpu").learn(60)
         parameters.append(model.policy.action_net.weight)
     th.testing.assert_close(*parameters, rtol=1e-3, atol=1e-5)
+
+
+def test_equal_returns_that_are_normalized_change_nothing():
+    """Their mean is rounded, in float32. Divided by a standard deviation as small, the rounding error would be about 1."""
+    model = REINFORCE("MlpPolicy", make_vec_env(Corridor, 2), normalize_returns=True, seed=0, device="cpu")
+    model._setup_learn(1)
+    before = model.policy.action_net.weight.clone()
+    returns = th.full((12,), -0.1)
+    assert returns.mean() != returns[0]
+    model._episodes = Episodes(th.ones(12, 1), th.zeros(12, dtype=th.long), returns, n_episodes=2)
+    model.train()
+    assert th.equal(before, model.policy.action_net.weight)
 
 
 @pytest.mark.parametrize(

@@ -789,6 +789,7 @@ def test_a_file_of_hyperparameters_is_checked_before_any_training(text, message,
     [
         (["--device", "cuda"], "`device` is 'cuda', but PyTorch finds no GPU. Use 'cpu', or 'auto'"),
         (["--device", "gpu"], "`device` must be 'auto', 'cpu' or 'cuda'.* but 'gpu' was given"),
+        (["--device", "meta"], "`device` must be 'auto', 'cpu' or 'cuda'.* but 'meta' was given"),
         (["--seeds", "99999999999"], "`seeds` must be an integer, between 0 and 4294967295, but 99999999999"),
     ],
 )

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import DtypeObservation
 from stable_baselines3 import A2C
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 
@@ -135,6 +136,19 @@ def test_a_copy_made_within_a_rollout_reads_its_own_weights(copied):
         for parameter in copy_of_it.parameters():
             parameter.data.mul_(0.5)
         assert (copy_of_it(obs) - before).norm() > 0.1 * before.norm()
+
+
+def test_a_compiled_policy_is_one_graph_in_every_step_of_a_rollout():
+    """``fullgraph`` and the limit of one make an error of a break, and of a second compilation."""
+    parameters = []
+    for compiled in (False, True):
+        model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", 2), n_steps=16, batch_size=16, seed=0, device="cpu")
+        if compiled:
+            model.policy.compile(backend="eager", fullgraph=True)
+        with th._dynamo.config.patch(recompile_limit=1):
+            model.learn(64)
+        parameters.append(list(model.policy.parameters()))
+    assert all(map(th.equal, *parameters))
 
 
 # Not with Inductor, PyTorch's default, which rounds differently and takes many seconds
@@ -394,6 +408,8 @@ def test_minatars_network_has_one_memory_layout_in_both_directions(layer_norm):
 def test_a_shared_body_without_layers_or_units_is_refused(name):
     with pytest.raises(ValueError, match=f"`{name}` must be an integer, at least 1, but 0 was given"):
         SharedMlp(spaces.Box(0, 1, (4,)), **{name: 0})
+    with pytest.raises(ValueError, match=r"takes one array, but Dict.*CombinedExtractor"):
+        SharedMlp(spaces.Dict(a=spaces.Box(0, 1, (4,))))
 
 
 @pytest.mark.parametrize("algorithm", [QA2C, A2C])

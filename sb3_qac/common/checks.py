@@ -52,12 +52,15 @@ def check_observation_space(observation_space: spaces.Space, dict_policy: bool) 
     :param dict_policy: Whether the policy is one for dict observations
     :raises ValueError: if no policy supports it, or this one does not
     """
-    if not isinstance(observation_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict)):
-        raise ValueError(
-            f"The observation space {observation_space} is not supported: it must be Box, Discrete, MultiDiscrete, "
-            "MultiBinary or a Dict of those. Wrap the environment, for instance with `gymnasium.wrappers.FlattenObservation`."
-        )
-    for part in observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]:
+    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
+    for part in parts:
+        is_known = isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+        if not is_known or (isinstance(part, spaces.Box) and part.shape == ()):
+            raise ValueError(
+                f"The observation space {part} is not supported: it must be Box with at least one dimension, Discrete, "
+                "MultiDiscrete, MultiBinary or a Dict of those. Wrap the environment, for instance with "
+                "`gymnasium.wrappers.FlattenObservation`."
+            )
         # SB3 makes one-hot vectors of them, and would fail at the first observation that is too large
         if np.any(getattr(part, "start", 0)) or (isinstance(part, spaces.MultiDiscrete) and part.nvec.ndim > 1):
             raise ValueError(
@@ -136,11 +139,17 @@ def check_device(device: str) -> None:
     if device == "auto":
         return
     try:
-        kind = th.device(device).type
-    except RuntimeError:
-        raise ValueError(f"`device` must be 'auto', 'cpu' or 'cuda', perhaps 'cuda:0', but {device!r} was given.") from None
-    if kind == "cuda" and not th.cuda.is_available():
-        raise ValueError(f"`device` is {device!r}, but PyTorch finds no GPU. Use 'cpu', or 'auto' for a GPU if there is one.")
+        found = th.device(device)
+        # A device that is no GPU of CUDA, such as "mps", is tried. "meta" has no numbers
+        works = found.type in ("cpu", "cuda") or th.zeros(1, device=found).item() == 0
+    except (RuntimeError, AssertionError):
+        works = False
+    if not works:
+        raise ValueError(f"`device` must be 'auto', 'cpu' or 'cuda', perhaps 'cuda:0', but {device!r} was given.")
+    n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= n_gpus:
+        finds = f"no GPU after 'cuda:{n_gpus - 1}'" if n_gpus else "no GPU"
+        raise ValueError(f"`device` is {device!r}, but PyTorch finds {finds}. Use 'cpu', or 'auto' for a GPU if there is one.")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

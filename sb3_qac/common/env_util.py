@@ -60,28 +60,34 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
         vec_env_wrapper: sb3_qac.common.env_util.to_ale_vec_env
 
     ``env_wrapper`` and ``frame_stack`` stay as they are. Environments with a render mode are not replaced, so that ``enjoy``
-    and ``record_video`` show the game in colour.
+    and ``record_video`` show the game in colour. SB3's ``make_atari_env`` sets one: call ``make_ale_vec_env`` instead of it.
 
     :param env: Environments as RL Zoo and SB3 make them: a ``DummyVecEnv`` of ``Monitor``, then ``AtariWrapper``
     :return: An ``AleVecEnv``; or ``env`` itself if it has a render mode, or is a ``SubprocVecEnv``, which RL Zoo makes to play
         with ``--n-envs``
-    :raises ValueError: for other environments, or if arguments or further wrappers would be lost
+    :raises ValueError: for other environments, if they differ, or if arguments or further wrappers would be lost
     """
     if isinstance(env, SubprocVecEnv):
         warnings.warn(
             "A SubprocVecEnv is not replaced by an AleVecEnv, which is faster: a DummyVecEnv would be.", stacklevel=2
         )
         return env
-    if not isinstance(env, DummyVecEnv) or unwrap_wrapper(env.envs[0], WarpFrame) is None:
+    if not isinstance(env, DummyVecEnv) or any(unwrap_wrapper(each, WarpFrame) is None for each in env.envs):
         raise ValueError(f"Only a DummyVecEnv of environments in an `AtariWrapper` can be replaced, but {env} was given.")
     if env.render_mode is not None:
         return env
-    _check_replaceable(env.envs[0])
-    settings, monitor_dir = _atari_wrapper_settings(env.envs[0]), _monitor_dir(env.envs[0])
-    others = dict(fire_reset=is_wrapped(env.envs[0], FireResetEnv), render_mode=None)
-    seed, n_envs, env_id = env._seeds[0], env.num_envs, env.envs[0].spec.id  # type: ignore[union-attr]
+    for each in env.envs:
+        _check_replaceable(each)
+    settings, *others = ({"env_id": each.spec.id, **_atari_wrapper_settings(each)} for each in env.envs)  # type: ignore[union-attr]
+    if any(other != settings for other in others):
+        different = next(other for other in others if other != settings)
+        raise ValueError(f"The environments of an AleVecEnv are alike, but {settings} and {different} were given.")
+    seed, n_envs, monitor_dir = env._seeds[0], env.num_envs, _monitor_dir(env.envs[0])
     env.close()
-    return make_ale_vec_env(env_id, n_envs, seed, monitor_dir=monitor_dir, wrapper_kwargs=settings, vec_env_kwargs=others)
+    vec_env_kwargs = dict(fire_reset=settings.pop("fire_reset"), render_mode=None)
+    return make_ale_vec_env(
+        settings.pop("env_id"), n_envs, seed, monitor_dir=monitor_dir, wrapper_kwargs=settings, vec_env_kwargs=vec_env_kwargs
+    )
 
 
 def _check_replaceable(env: gym.Env) -> None:
@@ -111,9 +117,10 @@ def _check_replaceable(env: gym.Env) -> None:
 def _atari_wrapper_settings(env: gym.Env) -> dict[str, Any]:
     """
     :param env: Environment in an ``AtariWrapper``
-    :return: The arguments that the wrapper was made with
+    :return: The arguments that the wrapper was made with, and whether FIRE is pressed (``fire_reset``)
     """
     settings: dict[str, Any] = dict(
+        fire_reset=is_wrapped(env, FireResetEnv),
         terminal_on_life_loss=is_wrapped(env, EpisodicLifeEnv),
         clip_reward=is_wrapped(env, ClipRewardEnv),
         noop_max=0,

@@ -231,11 +231,11 @@ class SharedMlp(BaseFeaturesExtractor):
     Layers that the actor and the critic of an ``MlpPolicy`` share, which SB3's ``net_arch`` keeps apart. With
     ``policy_kwargs=dict(features_extractor_class=SharedMlp, net_arch=[])`` only the two heads are separate.
 
-    :param observation_space: Observation space
+    :param observation_space: Observation space, not a Dict
     :param features_dim: Number of units of each layer
     :param n_layers: Number of layers
     :param layer_norm: Whether to normalise each layer before its activation function
-    :raises ValueError: for a number below 1, or if ``layer_norm`` is neither True nor False
+    :raises ValueError: for a Dict, a number below 1, or if ``layer_norm`` is neither True nor False
     """
 
     def __init__(
@@ -244,6 +244,11 @@ class SharedMlp(BaseFeaturesExtractor):
         check_integer("features_dim", features_dim, minimum=1)
         check_integer("n_layers", n_layers, minimum=1)
         check_choice("layer_norm", layer_norm, (False, True))
+        if isinstance(observation_space, gym.spaces.Dict):
+            raise ValueError(
+                f"`SharedMlp` takes one array, but {observation_space} was given. Use SB3's `CombinedExtractor`, or wrap the "
+                "environment with `gymnasium.wrappers.FlattenObservation`."
+            )
         super().__init__(observation_space, features_dim)
         n_inputs = get_flattened_obs_dim(observation_space)
         norms: list[type[nn.Module]] = [nn.LayerNorm] if layer_norm else []

@@ -140,7 +140,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         :return: action, value of the state (``V~``, shape (batch_size, 1)) and log probability of the action
         """
         distribution, q_values, log_probs = self._actor_critic(obs)
-        if self._evaluations is not None:
+        # Compiled code would be compiled again each time that the list has grown
+        if not th.compiler.is_compiling() and self._evaluations is not None:
             self._evaluations.append((q_values, log_probs))
         actions = distribution.get_actions(deterministic=deterministic)
         return actions, state_values(log_probs.exp(), q_values), distribution.log_prob(actions)

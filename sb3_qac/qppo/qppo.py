@@ -88,9 +88,9 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation.
-    :param target_kl: Target of the KL divergence per rollout. ``kl_coef`` is doubled if the KL divergence of the last epoch is
-        more than 1.5 times the target, and halved if it is less than the target divided by 1.5. None (default) keeps
-        ``kl_coef`` fixed. (In SB3's PPO, which has no penalty, the epochs end early instead.)
+    :param target_kl: Target of the KL divergence per rollout. ``kl_coef`` is doubled if the KL divergence after the last epoch
+        is more than 1.5 times the target, and halved if it is less than the target divided by 1.5, within 1e-4 and 1e4. None
+        (default) keeps ``kl_coef`` fixed. (In SB3's PPO, which has no penalty, the epochs end early instead.)
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
@@ -239,10 +239,10 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         check_choice("advantage_scale", self.advantage_scale, ("corrected", "critic", None))
         if self.target_kl is not None:
             check_number("target_kl", self.target_kl)
-            if self.target_kl == 0 or self.kl_coef == 0:
+            if self.target_kl == 0 or not KL_COEF_MIN <= self.kl_coef <= KL_COEF_MAX:
                 raise ValueError(
-                    f"`target_kl` ({self.target_kl}) adapts `kl_coef` ({self.kl_coef}) by factors, so both must be above 0. "
-                    "Leave `target_kl` out to keep the coefficient fixed."
+                    f"`target_kl` ({self.target_kl}) adapts `kl_coef` ({self.kl_coef}) by factors. It must be above 0, and "
+                    f"`kl_coef` between {KL_COEF_MIN:g} and {KL_COEF_MAX:g}. Leave it out to keep `kl_coef` fixed."
                 )
 
     def _warn_of_truncated_batches(self) -> None:
@@ -384,8 +384,11 @@ class QPPO(ScheduledOnPolicyAlgorithm):
 
             self._n_updates += 1
 
-        # Mean over the last epoch, as in PPO: how far the policy has moved with this rollout
+        # How far the policy has moved with this rollout: mean over the last epoch, as in PPO
         kl = float(np.mean([logged["kl"] for logged in minibatches[-(len(minibatches) // self.n_epochs) :]]))
+        if self.target_kl is not None:
+            # That mean leaves out the last update, and is 0 if there was only one
+            kl = self._kl_of_rollout()
 
         # Logs
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -427,6 +430,16 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         if self.sigma is not None:
             sigma = SIGMA_DECAY * self.sigma + (1 - SIGMA_DECAY) * sigma
         return sigma.clamp(min=self.sigma_min)
+
+    @th.no_grad()
+    def _kl_of_rollout(self) -> float:
+        """:return: KL divergence from the policy of the rollout to the current one, mean over the steps of the rollout"""
+        self.policy.set_training_mode(False)
+        total = 0.0
+        for rollout_data in self.rollout_buffer.get(self.batch_size):
+            _, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)
+            total += len(log_probs) * kl_divergence(rollout_data.old_log_prob.view_as(log_probs), log_probs).item()
+        return total / (self.n_steps * self.n_envs)
 
     def _adapt_kl_coef(self, kl: float, target_kl: float) -> None:
         """

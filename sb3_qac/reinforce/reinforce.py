@@ -60,7 +60,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
     short ones would count too much. A ``VecEnv`` steps all environments at once, so an environment that has played its
     episodes is stepped until the others are done too. These extra steps count as environment steps (``num_timesteps``), but
     are left out of the update, ``rollout/ep_rew_mean`` and ``ep_len_mean``. All environments are reset before the next
-    rollout.
+    rollout, so with several of them a ``Monitor`` must allow early resets, as it does by default.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy). These are SB3's; their V is the baseline
     :param env: The environment to learn from (if registered in Gym, can be str). Its episodes must end.
@@ -72,7 +72,8 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
     :param return_to_go: Whether G_t is the discounted sum of the rewards from t on. If False, it is the sum over the whole
         episode, for every step. The former leaves out rewards that the action cannot have caused.
     :param baseline: Whether to learn a baseline V(s)
-    :param normalize_returns: Whether to shift and scale the weights w_t of an update to mean 0 and standard deviation 1
+    :param normalize_returns: Whether to shift and scale the weights w_t of an update to mean 0 and standard deviation 1; equal
+        ones become 0
     :param ent_coef: Entropy coefficient for the loss calculation
     :param vf_coef: Value function coefficient for the loss calculation
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
@@ -269,7 +270,9 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
 
         weights = returns - values.detach() if self.baseline else returns
         if self.normalize_returns:
-            weights = (weights - weights.mean()) / (weights.std(unbiased=False) + 1e-8)
+            centred = weights - weights.mean()
+            # Without the condition, equal returns would leave a rounding error, which the division makes as large as 1
+            weights = centred / (weights.std(unbiased=False) + 1e-8) if weights.min() < weights.max() else 0 * weights
 
         # Sums over the steps of an episode, means over episodes
         policy_loss = -(log_prob * weights).sum() / n_episodes

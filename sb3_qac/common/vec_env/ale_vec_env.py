@@ -13,7 +13,7 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_qac.common.checks import check_integer, check_number, check_package
+from sb3_qac.common.checks import check_choice, check_integer, check_number, check_package
 
 FIRE = 1
 # After so many steps, an environment gets a new seed at the end of its game. The actions since then determine its state (see
@@ -81,6 +81,7 @@ class AleVecEnv(VecEnv):
             # NumPy's largest integer, for the last environment
             check_integer("seed", seed, minimum=0, maximum=2**63 - n_envs)
         check_number("action_repeat_probability", action_repeat_probability, maximum=1)
+        check_choice("render_mode", render_mode, (None, "rgb_array"))
         self.spec = gym.spec(env_id)
         game = game_arguments(self.spec)
         self.terminal_on_life_loss = terminal_on_life_loss
