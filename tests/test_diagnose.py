@@ -357,6 +357,51 @@ def test_repeats_differ_in_luck_and_actions_do_not(wrapper):
     assert len(np.unique(returns[..., 0])) == 6
 
 
+class OwnLuck(Luck):
+    """Rewards are the luck of another generator. An episode has five steps, which the observation counts."""
+
+    observation_space = gym.spaces.Box(0, 5, (1,))
+
+    def __init__(self, kind):
+        self.kind, self.steps = kind, 0
+        self.generator = {
+            "Philox": lambda: np.random.Generator(np.random.Philox(0)),
+            "MT19937": lambda: np.random.Generator(np.random.MT19937(0)),
+            "torch": lambda: th.Generator().manual_seed(0),
+            "space": lambda: gym.spaces.Tuple([gym.spaces.Box(-1, 1)], seed=0),
+        }[kind]()
+
+    def _observation(self):
+        return np.full(1, self.steps, dtype=np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.kind == "torch":
+            reward = th.rand((), generator=self.generator).item()
+        else:
+            reward = self.generator.sample()[0].item() if self.kind == "space" else self.generator.normal()
+        return self._observation(), reward, self.steps == 5, False, {}
+
+
+@pytest.mark.parametrize("kind", ["Philox", "MT19937", "torch", "space"])
+def test_every_kind_of_generator_brings_other_luck_in_each_repeat(kind):
+    env = make_vec_env(lambda: OwnLuck(kind), 1)
+    returns = play_all_actions(QA2C("MlpPolicy", env, gamma=0, device="cpu"), n_states=1, n_repeats=3).returns
+    np.testing.assert_array_equal(returns[..., 0], returns[..., 1])
+    assert len(np.unique(returns[..., 0])) == 3
+
+
+def test_states_are_taken_throughout_an_episode_also_without_discounted_rewards():
+    """With ``gamma=0`` the horizon is one step. The five states of an episode have five Q-values each."""
+    env = make_vec_env(lambda: OwnLuck("Philox"), 1)
+    branches = play_all_actions(QA2C("MlpPolicy", env, gamma=0, seed=0, device="cpu"), n_states=40, n_repeats=2)
+    assert len(np.unique(branches.q_values[:, 0])) == 5
+
+
 def branches_of(true_q, critic, probs, noise):
     """:return: four repeats with independent noise"""
     return Branches(critic, probs, true_q + noise * np.random.default_rng(1).standard_normal((4, *true_q.shape)))

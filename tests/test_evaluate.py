@@ -105,6 +105,13 @@ def test_an_exported_agent_is_smaller_acts_the_same_and_plays_in_rl_zoo(run, tmp
     assert "Episode Reward" in rl_zoo("enjoy", *enjoy, cwd=tmp_path)
 
 
+def test_exported_agents_are_numbered_in_a_folder_whose_name_is_a_pattern(run, tmp_path, capsys):
+    folder = tmp_path / "agents [1]"
+    for number in (1, 2):
+        assert main(["export", run.folder, str(folder)]) == 0
+        assert Path(capsys.readouterr().out.strip()).parent == folder / "qa2c" / f"Acrobot-v1_{number}"
+
+
 def test_a_run_without_an_agent_is_refused(run, tmp_path):
     folder = tmp_path / "unfinished"
     folder.mkdir()

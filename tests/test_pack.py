@@ -217,8 +217,9 @@ def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_p
     output = shutil.copytree(packed, tmp_path / "cartpole")
     before = {path.name: path.read_bytes() for path in output.iterdir()}
     other = shutil.copytree(live / "part" / "Acrobot-v1" / "task1_seed-0", tmp_path / "Acrobot-v1" / "task1_seed-0")
-    with pytest.raises(SystemExit, match="task1_seed-0 is a run on Acrobot-v1, but that of this name"):
-        main(["pack", str(other.parent), "--output", str(output), "--add"])
+    for add in ["--add"], []:
+        with pytest.raises(SystemExit, match="task1_seed-0 is a run on Acrobot-v1, but that of this name"):
+            main(["pack", str(other.parent), "--output", str(output), *add])
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     # In the folder of its environment it is another run. The same run in two places is refused
     shutil.move(other, tmp_path / "study" / "Acrobot-v1" / other.name)

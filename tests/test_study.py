@@ -714,11 +714,13 @@ def test_an_unfinished_run_that_is_refused_keeps_its_record(tmp_path, monkeypatc
     status = Path(run.folder, "status.json")
     status.write_text(json.dumps({**json.loads(status.read_text()), "finished": False}))
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.5}}))
-    before = Path(run.folder, "run.json").read_bytes()
+    monitor = Path(run.folder, "0.monitor.csv")
+    before, rows = Path(run.folder, "run.json").read_bytes(), monitor.read_bytes()
+    assert len(rows.splitlines()) > 2
     with monkeypatch.context() as patch:
         patch.setattr("sb3_qac.study.train.provenance", lambda: {"commit": "later", "machine": {"cores": 1000}})
         assert r"ent_coef is 0.5, and was 0.1" in train_run(run)
-    assert Path(run.folder, "run.json").read_bytes() == before
+    assert Path(run.folder, "run.json").read_bytes() == before and monitor.read_bytes() == rows
     assert load_run(Path(run.folder)).settings["resolved_hyperparams"]["ent_coef"] == 0.1
     # An argument at its default may be written out
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.1, "gamma": 0.99}}))

@@ -38,12 +38,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from sb3_qac.common.checks import check_integer
     from sb3_qac.study.loading import load_everything
-    from sb3_qac.study.pack import add_packed, check_all_are_there, keep_lost, write_pack
+    from sb3_qac.study.pack import add_packed, check_all_are_there, check_environments, keep_lost, write_pack
 
     try:
         check_integer("points", args.points, minimum=1)
         parts = load_everything(args.folder)
         output = args.output or Path("results", args.folder.resolve().name)
+        check_environments(parts, output)
         keep_lost(parts, output)
         if args.add:
             ours, parts = parts, add_packed(parts, output)

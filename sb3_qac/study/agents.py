@@ -1,6 +1,7 @@
 """The final agent of a run: play new episodes with it, or write it as a small file."""
 
 import contextlib
+import glob
 import io
 import shutil
 import tempfile
@@ -181,7 +182,7 @@ def export_agent(folder: Path, output: Path) -> Path:
         for parameter in [*extractor.cnn[2:].parameters(), *extractor.linear.parameters()]:
             parameter.data = parameter.data.to(th.bfloat16)
     # As RL Zoo numbers trainings. `enjoy` plays the last one, so it must be whole
-    number = get_latest_run_id(str(output / run.algo), name) + 1
+    number = get_latest_run_id(glob.escape(str(output / run.algo)), name) + 1
     kept = output / run.algo / f"{name}_{number}"
     with tempfile.TemporaryDirectory(prefix=".export-", dir=make_folder(kept.parent)) as scratch:
         made = Path(scratch, kept.name)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.env_util import unwrap_wrapper
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -22,12 +23,16 @@ from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
-from sb3_qac.resume.state import ObjectState, get_state, kind_of, set_state
+from sb3_qac.resume.state import ObjectState, find_class, get_state, kind_of, set_state
 
 # Rewards that count less than this are left out, and in any case those after so many steps
 SMALLEST_WEIGHT, LONGEST_HORIZON = 0.01, 1000
+# States are taken after a random number of steps below the horizon, or below this where that is shorter
+SHORTEST_WALK = 100
 N_BOOTSTRAP = 1000
-GENERATOR, RANDOM_STATE, PYTHON_RANDOM = map(kind_of, (np.random.default_rng(), np.random.RandomState(), random.Random()))
+GENERATOR, RANDOM_STATE, PYTHON_RANDOM, TORCH_GENERATOR = map(
+    kind_of, (np.random.default_rng(), np.random.RandomState(), random.Random(), th.Generator())
+)
 
 
 class Branches(NamedTuple):
@@ -65,7 +70,7 @@ def play_all_actions(model: QA2C | QPPO, n_states: int, n_repeats: int, seed: in
     with constant_weights(model.policy):
         for _ in range(math.ceil(n_states / env.num_envs)):
             # At random moments, because episodes of the same length run in step
-            for _ in range(rng.integers(horizon)):
+            for _ in range(rng.integers(max(horizon, SHORTEST_WALK))):
                 obs, _, _, _ = env.step(model.predict(obs)[0])  # type: ignore[arg-type]
             state = get_state(env, "the environment")
             with th.no_grad():
@@ -128,13 +133,35 @@ def _with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
     if not isinstance(state, ObjectState):
         return state
     seed = int(rng.integers(2**31))
-    if state.kind == GENERATOR and state.values["state"]["bit_generator"] == "PCG64":
-        return ObjectState(state.kind, {"state": np.random.default_rng(seed).bit_generator.state})
+    if state.kind == GENERATOR:
+        return ObjectState(state.kind, {"state": _seeded_as(state.values["state"], seed)})
     if state.kind == RANDOM_STATE:
         return ObjectState(state.kind, {"state": np.random.RandomState(seed).get_state()})
     if state.kind == PYTHON_RANDOM:
         return ObjectState(state.kind, {"state": random.Random(seed).getstate()})
+    if state.kind == TORCH_GENERATOR:
+        return ObjectState(state.kind, {"state": th.Generator().manual_seed(seed).get_state()})
+    kind = find_class(state.kind)
+    if isinstance(kind, type) and issubclass(kind, spaces.Space):
+        return ObjectState(state.kind, _space_with_new_randomness(state.values, np.random.default_rng(seed)))
     return ObjectState(state.kind, {name: _with_new_randomness(value, rng) for name, value in state.values.items()})
+
+
+def _seeded_as(state: Any, seed: int) -> Any:
+    """
+    :param state: State of one of NumPy's bit generators
+    :param seed: Seed
+    :return: state of a generator of its kind that starts from the seed
+    """
+    return getattr(np.random, state["bit_generator"])(seed).state
+
+
+def _space_with_new_randomness(values: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    generator, seed = values["generator"], int(rng.integers(2**31))
+    return {
+        "generator": None if generator is None else _seeded_as(generator, seed),
+        "parts": [_space_with_new_randomness(part, rng) for part in values["parts"]],
+    }
 
 
 def set_with_new_randomness(env: VecEnv, state: Any, rng: np.random.Generator) -> None:

@@ -244,7 +244,8 @@ def reason_of_failure(folder: str, error: str) -> str:
     :return: the error, and where its traceback is, if there is one
     """
     # There is none if its machine was lost, or the disk is full
-    return f"{error} (see error.txt in that folder)" if Path(folder, "error.txt").is_file() else error
+    file = Path(folder, "error.txt")
+    return f"{error} (see error.txt in that folder)" if file.is_file() and file.stat().st_size else error
 
 
 def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:

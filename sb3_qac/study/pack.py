@@ -305,16 +305,32 @@ def _load_pack(folder: Path, part: str) -> list[Record]:
 def packed_runs(folder: Path) -> pd.DataFrame:
     """
     :param folder: Folder of a packed study; it need not exist
-    :return: a row for each packed run, with its ``study``, its path, ``run``, its ``state`` and its ``steps``
+    :return: a row for each packed run, with its ``study``, its path, ``run``, its ``environment``, ``state`` and ``steps``
     :raises ValueError: if the table of runs is damaged
     """
-    path, columns = folder / RUNS_FILE, ["study", "run", "state", "steps"]
+    path, columns = folder / RUNS_FILE, ["study", "run", "environment", "state", "steps"]
     if not path.is_file():
         return pd.DataFrame(columns=columns)
     try:
         return pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. Take it from the repository, or delete it to pack again.") from None
+
+
+def check_environments(parts: dict[str, list[Record]], folder: Path) -> None:
+    """
+    :param parts: Records by part of a study
+    :param folder: Folder of a packed study; it need not exist
+    :raises ValueError: if runs of two environments have the same path, so that one would replace the other
+    """
+    added = {record.path: record.settings["env_id"] for records in parts.values() for record in records}
+    for run in packed_runs(folder).itertuples():
+        if added.get(run.run, run.environment) != run.environment:
+            raise ValueError(
+                f"{run.run} is a run on {added[run.run]}, but that of this name in {folder} is one on {run.environment}, "
+                f"which it would replace. Give another --output, or move the runs into a folder of the study named "
+                f"{name_of_env(added[run.run])}."
+            )
 
 
 def check_all_are_there(parts: dict[str, list[Record]], folder: Path) -> None:
@@ -343,24 +359,13 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
     :param folder: Folder of a packed study; it need not exist
     :return: these records, and those of the packed study for runs that are not among them, or that came further there, as on
         a machine before another has begun them again
-    :raises ValueError: if runs of two environments have the same path, so that one would replace the other
     """
     studies = packed_runs(folder)["study"].unique()
     if not len(studies):
         return parts
-    added = {record.path: record.settings["env_id"] for records in parts.values() for record in records}
     merged = {}
     for part in sorted({*parts, *(study.partition("/")[2] for study in studies)}):
-        packed = load_pack(folder, part)
-        for record in packed:
-            env_id = record.settings["env_id"]
-            if added.get(record.path, env_id) != env_id:
-                raise ValueError(
-                    f"{record.path} is a run on {added[record.path]}, but that of this name in {folder} is one on {env_id}, "
-                    f"which it would replace. Give another --output, or move the runs into a folder of the study named "
-                    f"{name_of_env(added[record.path])}."
-                )
-        by_path = {record.path: record for record in packed}
+        by_path = {record.path: record for record in load_pack(folder, part)}
         for record in parts.get(part, []):
             other = by_path.get(record.path)
             if other is None or _as_far(record, other.state, other.status["steps"]):

@@ -81,6 +81,7 @@ def _train(run: Run) -> None:
         manager = StudyManager(run)
         config = Path(run.folder, name_of_env(run.env_id), "config.yml")
         config_before = config.read_bytes() if config.is_file() else None
+        monitors_before = {path: path.read_bytes() for path in Path(run.folder).glob("*.monitor.csv")}
         try:
             result = manager.setup_experiment()
             assert result is not None
@@ -91,8 +92,9 @@ def _train(run: Run) -> None:
             try:
                 manager.learn(result[0])
             except (CheckpointError, StateError):
-                # RL Zoo has written the hyperparameters that are refused here, and not those of the checkpoint
-                for path, content in {config: config_before, run_file: run_before}.items():
+                # RL Zoo has written the hyperparameters that are refused here, and not those of the checkpoint. The
+                # environments have begun new monitor files
+                for path, content in {config: config_before, run_file: run_before, **monitors_before}.items():
                     if content is not None:
                         write_atomically(path, content)
                 raise
