@@ -79,9 +79,9 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
     for each in env.envs:
         _check_replaceable(each)
     settings, *others = ({"env_id": each.spec.id, **_atari_wrapper_settings(each)} for each in env.envs)  # type: ignore[union-attr]
-    if any(other != settings for other in others):
-        different = next(other for other in others if other != settings)
-        raise ValueError(f"The environments of an AleVecEnv are alike, but {settings} and {different} were given.")
+    for other in others:
+        if other != settings:
+            raise ValueError(f"The environments of an AleVecEnv are alike, but {settings} and {other} were given.")
     seed, n_envs, monitor_dir = env._seeds[0], env.num_envs, _monitor_dir(env.envs[0])
     env.close()
     vec_env_kwargs = dict(fire_reset=settings.pop("fire_reset"), render_mode=None)

@@ -175,7 +175,8 @@ def set_with_new_randomness(env: VecEnv, state: Any, rng: np.random.Generator) -
         if unwrap_wrapper(single, EpisodeReplay) is not None:
             # It plays the episode again, at the end of which its generator is always the same
             seed = int(rng.integers(2**31))
-            single.unwrapped.np_random.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+            generator = single.unwrapped.np_random.bit_generator
+            generator.state = _seeded_as(generator.state, seed)
         atari: Any = single.unwrapped
         if hasattr(atari, "ale") and atari.ale.getFloat("repeat_action_probability") > 0:
             # The emulator draws sticky actions itself, and takes a seed only with a new game. A new game also begins without a
