@@ -1,6 +1,8 @@
 """Command line: ``python -m sb3_qac``."""
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,8 +23,8 @@ from sb3_qac.commands import (
     zoo,
 )
 
-# The exit code that shells expect after Ctrl-C: 128 and the number of SIGINT
-INTERRUPTED = 130
+# The exit codes that shells expect after Ctrl-C and from a broken pipe: 128 and the number of SIGINT or SIGPIPE
+INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -56,11 +58,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = make_parser().parse_args(arguments)
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt as interrupt:
         hint = f"; {interrupt}" if interrupt.args else ""
         print(f"{args.command}: interrupted{hint}.", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # The program that reads the output has ended, such as `head`. Python would write the rest at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"{args.command}: the disk is full{where}. Free some space, and give the command again.", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

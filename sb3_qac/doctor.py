@@ -55,7 +55,11 @@ def examine() -> list[Finding]:
     except Exception as error:
         cure = "Install that package again, in a version that `pip check` does not object to."
         return [*findings, Finding("imports", False, f"`import sb3_qac.zoo`: {type(error).__name__}: {error}", cure)]
-    return [*findings, _presets([presets(algo) for algo in ALGORITHMS]), _zoo_command(list(ALGORITHMS))]
+    zoo_command = _zoo_command(list(ALGORITHMS))
+    if not findings[-1].ok:
+        # The hook is switched off, so the interpreter there has only said the same
+        zoo_command = zoo_command._replace(cure=findings[-1].cure)
+    return [*findings, _presets([presets(algo) for algo in ALGORITHMS]), zoo_command]
 
 
 def _versions() -> Finding:

@@ -63,6 +63,14 @@ def test_variants_of_a_study_are_contenders_too(tmp_path):
     assert contender.run("CartPole-v1", tmp_path, 2).hyperparams == {"policy_gradient": "sampled", "n_envs": 2}
 
 
+def test_variants_of_atari_are_refused_for_other_environments(tmp_path):
+    assert contenders_of("CartPole-v1", ["a2c"], ["stock"]) == (Contender("a2c"),)
+    command = ["benchmark", "--env", "CartPole-v1", "--output", str(tmp_path / "speed.json"), "--variants"]
+    for variants in (["bfloat16"], ["stock", "bfloat16"]):
+        with pytest.raises(SystemExit, match=r"CartPole-v1 is no Atari game, .* but bfloat16 was given"):
+            main([*command, *variants])
+
+
 def test_on_vectors_there_is_one_stack():
     contenders = contenders_of("CartPole-v1", ["a2c", "qppo", "a2c"])
     assert contenders == (Contender("a2c"), Contender("qppo"))

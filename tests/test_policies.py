@@ -123,6 +123,11 @@ def test_a_dueling_head_centres_its_advantages_and_is_orthogonal(policy_class, o
         assert not linear.bias.any()
 
 
+def test_a_head_that_is_neither_dueling_nor_not_is_refused():
+    with pytest.raises(ValueError, match="`dueling` must be False or True, but 'no' was given"):
+        make(MlpPolicy, VECTOR, dueling="no")
+
+
 def test_with_a_dueling_head_an_update_for_one_action_moves_the_values_of_all():
     """One step of gradient descent on Q(s, 2) at fixed features: V moves all by 1, the centred A by 1 - 1/n and -1/n."""
     for dueling in (False, True):

@@ -254,7 +254,7 @@ def test_an_evaluation_file_that_is_half_written_counts_as_none(tmp_path):
 
 def test_of_two_rows_of_one_step_the_later_one_is_drawn():
     curves = [pd.Series([1.0, 2.0, 3.0], index=[10, 20, 20]), pd.Series([5.0, 5.0], index=[10, 20])]
-    assert median_curve(curves).to_dict() == {10: 3.0, 20: 4.0}
+    assert median_curve(curves, [False, False]).to_dict() == {10: 3.0, 20: 4.0}
 
 
 def test_evaluations_at_the_same_steps_are_compared(tmp_path):
@@ -655,8 +655,46 @@ def test_what_beta_changes_is_computed(study):
 def test_the_median_of_curves_with_other_steps_is_in_the_order_of_steps():
     curves = [pd.Series([0.0, 4.0], index=[100, 300]), pd.Series([2.0, 4.0, 6.0], index=[150, 250, 350])]
     # At 150 and 250 the first is at 1 and 3, at 300 the second at 5; outside its steps a curve does not count
-    assert median_curve(curves).to_dict() == {100: 0.0, 150: 1.5, 250: 3.5, 300: 4.5, 350: 6.0}
-    assert list(median_curve(curves).index) == [100, 150, 250, 300, 350]
+    middle = median_curve(curves, [False, False])
+    assert middle.to_dict() == {100: 0.0, 150: 1.5, 250: 3.5, 300: 4.5, 350: 6.0}
+    assert list(middle.index) == [100, 150, 250, 300, 350]
+
+
+def test_the_median_of_curves_does_not_fall_where_a_good_run_stops_at_its_return():
+    good, bad = pd.Series([0.0, 20.0], index=[100, 200]), pd.Series([0.0, 1.0, 2.0], index=[100, 200, 300])
+    assert median_curve([good, bad], [True, False]).to_dict() == {100: 0.0, 200: 10.5, 300: 11.0}
+    # A run that has not come further says nothing about its later steps
+    assert median_curve([good, bad], [False, False]).to_dict() == {100: 0.0, 200: 10.5, 300: 2.0}
+    # It has no value before its first one
+    assert median_curve([good[1:], bad], [True, False]).to_dict() == {100: 0.0, 200: 10.5, 300: 11.0}
+
+
+def test_a_report_says_how_curves_of_stopped_runs_enter_the_median(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[0, 2], [10, 12]], stop_return=20.0)
+    sentence = "From where a run stopped because it reached its return, its last value enters the median."
+    assert sentence not in markdown(tmp_path, load_study(tmp_path), None)
+    write_run(tmp_path, "a2c", 1, [[20, 22]], stop_return=20.0)
+    assert sentence in markdown(tmp_path, load_study(tmp_path), None)
+
+
+def test_a_report_names_the_studies_in_its_folder_that_it_leaves_out(study, tmp_path_factory):
+    complete = "Every run in this folder is in the tables."
+    assert complete in markdown(study, load_study(study), None)
+    write_run(study / "falling", "a2c", 0, [[0, 2]])
+    write_run(study / "falling", "a2c", 1, [[0, 2]])
+    write_run(study / "falling" / "slowly", "a2c", 0, [[0, 2]])
+    # The folder of an environment belongs to the study
+    write_run(study / "Other-v0", "a2c", 0, [[0, 2]], env_id="Other-v0")
+    packed = tmp_path_factory.mktemp("packed")
+    assert main(["pack", str(study), "--output", str(packed)]) == 0
+    for folder in (study, packed):
+        text = markdown(folder, load_study(folder), None)
+        left_out = "Other studies in its folder are not: falling (2 runs), falling/slowly (1 run)."
+        assert f"Every run of this study is in the tables. {left_out}" in text and complete not in text
+        text = markdown(folder / "falling", load_study(folder / "falling"), None)
+        assert "Other studies in its folder are not: slowly (1 run)." in text
+        text = markdown(folder / "falling" / "slowly", load_study(folder / "falling" / "slowly"), None)
+        assert complete in text
 
 
 def test_a_group_looks_the_same_beside_whatever_it_is_drawn():

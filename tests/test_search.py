@@ -534,7 +534,9 @@ def test_the_command_trains_and_prints_the_scores_and_runs_nothing_twice(tmp_pat
     assert {path: x for path, x in again.items() if failing not in path.parents} == {
         path: x for path, x in finished.items() if failing not in path.parents
     }
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
+    # The failed run of the first round again, and nothing of the second
+    assert progress.count("of 1 finished") == 1 and "0 of 0" not in progress
     assert "the preset" in printed and "gamma 0.9" in printed
     best = yaml.safe_load(io.StringIO(printed[printed.index("# qa2c: candidate") :]))
     assert best == {"qa2c": rows[0]["hyperparams"]}

@@ -1,6 +1,7 @@
 """A study trains its grid, each run once, however often it is started."""
 
 import contextlib
+import errno
 import functools
 import io
 import json
@@ -9,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -975,6 +977,23 @@ def test_after_ctrl_c_a_command_says_so_and_ends_as_shells_expect(arguments, int
     # 128 and the number of SIGINT
     assert main(arguments) == 130
     assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_on_a_full_disk_a_command_says_so(monkeypatch, capsys, tmp_path):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs.csv")
+    monkeypatch.setattr("sb3_qac.study.loading.load_everything", Mock(side_effect=full))
+    assert main(["pack", str(tmp_path), "--output", str(tmp_path / "packed")]) == 1
+    assert capsys.readouterr().err == "pack: the disk is full (runs.csv). Free some space, and give the command again.\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="shells of Windows have no such exit code")
+def test_a_command_whose_output_nobody_reads_ends_without_a_traceback():
+    command = [sys.executable, "-m", "sb3_qac", "presets"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    _, error = process.communicate()
+    # 128 and the number of SIGPIPE
+    assert (process.returncode, error) == (141, "")
 
 
 def test_after_ctrl_c_a_study_names_the_runs_that_begin_again(tmp_path, monkeypatch, capsys):

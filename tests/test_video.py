@@ -1,8 +1,10 @@
 """Videos of whole games."""
 
 import json
+import re
 from pathlib import Path
 
+import gymnasium as gym
 import imageio.v2 as imageio
 import numpy as np
 import pytest
@@ -38,6 +40,28 @@ def test_a_video_shows_whole_games(tmp_path, capsys):
     # It would show other games than the new videos
     assert main([*command, "--games", "1"]) == 0
     assert not Path(run.folder, "videos", "sampled.gif").exists()
+
+
+class WithoutImages(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, dtype=np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, dtype=np.float32), 1.0, False, False, {}
+
+
+def test_a_video_of_an_environment_that_draws_no_images_is_refused(tmp_path):
+    gym.register("WithoutImages-v0", WithoutImages, max_episode_steps=5)
+    settings = dict(n_timesteps=20, eval_freq=20, n_eval_episodes=1, wandb="disabled", device="cpu")
+    (run,) = make_grid("WithoutImages-v0", ["a2c"], [0], tmp_path, **settings)
+    assert run_study([run]) == {}
+    message = "WithoutImages-v0 has no render mode 'rgb_array': WithoutImages.metadata"
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        main(["video", run.folder])
+    assert not list(Path(run.folder, "videos").glob("*"))
 
 
 @pytest.mark.slow

@@ -37,9 +37,8 @@ def add_parser(commands: Any) -> None:
         "--variants",
         nargs="+",
         choices=list(VARIANTS),
-        default=list(VARIANTS),
         help="for Atari: SB3's environments, with its network where the preset names no other, or the native environments and "
-        "the faster network in this precision",
+        "the faster network in this precision; default: all",
     )
     benchmark.add_argument(
         "--n-envs",

@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from torch.distributions import Categorical
 
-from sb3_qac.common.checks import check_action_space
+from sb3_qac.common.checks import check_action_space, check_choice
 from sb3_qac.common.losses import state_values
 from sb3_qac.common.policies import PixelPolicy
 from sb3_qac.common.torch_layers import DuelingHead
@@ -75,6 +75,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         check_action_space(action_space)
         if isinstance(observation_space, spaces.Dict) and features_extractor_class is FlattenExtractor:
             raise ValueError(f"{observation_space} needs 'MultiInputPolicy', or a `features_extractor_class` that takes it.")
+        check_choice("dueling", dueling, (False, True))
         # Set first: the constructor of SB3's policy calls ``_build``
         self.dueling = dueling
         super().__init__(

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 import yaml
+from gymnasium.envs.registration import load_env_creator
 from rl_zoo3.utils import ALGOS, get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -78,6 +79,23 @@ def check_same_environments(run: Run, folder: Path) -> None:
         )
 
 
+def check_render_mode(env_id: str, render_mode: str) -> None:
+    """
+    :param env_id: Environment
+    :param render_mode: Mode in which its images are wanted
+    :raises ValueError: if its class does not have that mode
+    """
+    entry_point = gym.spec(env_id).entry_point
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    # A function has no metadata
+    modes = getattr(creator, "metadata", {}).get("render_modes", [render_mode])
+    if render_mode not in modes:
+        raise ValueError(
+            f"{env_id} has no render mode {render_mode!r}: {creator.__name__}.metadata['render_modes'] is {list(modes)}. "  # type: ignore[union-attr]
+            "Add it there, with `render_mode` as an argument of the class and `render` returning an image."
+        )
+
+
 @contextlib.contextmanager
 def player_env(
     run: Run, folder: Path, scratch: Path, n_envs: int = 1, render_mode: str | None = None
@@ -90,7 +108,7 @@ def player_env(
     :param render_mode: "rgb_array" for images, which Atari games give with SB3's environments only; None for the environments
         of the run's evaluations
     :return: within it, the environments and the final agent, whose weights must not be changed
-    :raises ValueError: if there is no agent, or it was trained in other environments
+    :raises ValueError: if there is no agent, it was trained in other environments, or these have no such render mode
     """
     with contextlib.redirect_stdout(io.StringIO()):
         manager = StudyManager(replace(run, folder=str(scratch)))
@@ -101,6 +119,7 @@ def player_env(
         # For the statistics of normalised observations, which are stored next to the agent
         manager.trained_agent = str(agent)
         if render_mode is not None:
+            check_render_mode(run.env_id, render_mode)
             manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": render_mode}
         env = manager.create_envs(n_envs, eval_env=True, no_log=True)
     try:

@@ -91,21 +91,25 @@ class Contender:
 
 
 def contenders_of(
-    env_id: str, algos: Sequence[str] = BENCHMARKED, variants: Sequence[str] = tuple(VARIANTS)
+    env_id: str, algos: Sequence[str] = BENCHMARKED, variants: Sequence[str] | None = None
 ) -> tuple[Contender, ...]:
     """
     :param env_id: Environment
     :param algos: Algorithms
-    :param variants: Variants of Atari games
+    :param variants: Variants of Atari games; None for all of them. Other environments have "stock" only.
     :return: The contenders
-    :raises ValueError: if there is no such algorithm, or an Atari game skips frames itself
+    :raises ValueError: if there is no such algorithm, an Atari game skips frames itself, or the environment is no Atari game
+        and does not have a variant
     """
     # Also for the environments of MinAtar
     register()
     if is_atari(gym.spec(env_id)):
         game_arguments(gym.spec(env_id))
+    elif others := sorted({*(variants or ())} - {"stock"}):
+        raise ValueError(f"{env_id} is no Atari game, and has the variant 'stock' only, but {', '.join(others)} was given.")
     else:
         variants = ["stock"]
+    variants = tuple(VARIANTS) if variants is None else variants
     contenders = tuple(dict.fromkeys(Contender(algo, variant) for algo in algos for variant in variants))
     for contender in contenders:
         contender.run(env_id, Path())

@@ -5,6 +5,7 @@ import difflib
 import io
 import json
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.study.catalogue import field_name
-from sb3_qac.study.pack import check_different_runs, find_pack, load_pack, load_packed_parts
+from sb3_qac.study.pack import check_different_runs, find_pack, load_pack, load_packed_parts, packed_runs
 from sb3_qac.study.records import CURVES, Groups, Record
 from sb3_qac.study.run import name_of_env
 
@@ -160,6 +161,22 @@ def runs_of(folder: Path) -> dict[str, Path]:
         if _is_run(path) and part_of(folder, run, read_json(path)["env_id"]) == "":
             runs[run.relative_to(folder).as_posix()] = run
     return runs
+
+
+def other_studies(folder: Path) -> dict[str, int]:
+    """
+    :param folder: Folder of a study, packed or not
+    :return: how many runs each other study in it has, by its path in the folder; ``load_study`` leaves them out
+    """
+    if runs_of(folder):
+        runs = filter(_is_run, folder.glob("**/run.json"))
+        parts = [part_of(folder, path.parent, read_json(path)["env_id"]) for path in runs]
+    elif pack := find_pack(folder):
+        inside = f"{pack[1]}/".lstrip("/")
+        parts = [part.removeprefix(inside) for part in packed_runs(pack[0])["part"] if part.startswith(inside)]
+    else:
+        parts = []
+    return dict(sorted(Counter(filter(None, parts)).items()))
 
 
 def _is_run(path: Path) -> bool:

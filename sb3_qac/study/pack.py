@@ -256,7 +256,7 @@ def load_packed_parts(folder: Path) -> dict[str, list[Record]]:
     :return: records of its runs by part of the study, "" for the study itself
     :raises ValueError: if a file of it is missing or damaged
     """
-    parts = sorted({study.partition("/")[2] for study in packed_runs(folder)["study"]})
+    parts = sorted(packed_runs(folder)["part"].unique())
     return {part: load_pack(folder, part) for part in parts}
 
 
@@ -279,7 +279,7 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
 def _load_pack(folder: Path, part: str) -> list[Record]:
     text = dict.fromkeys(("study", "run", "name", "environment", "group", "algo", "commit", "settings"), str)
     runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype=text, keep_default_na=False, na_values=NO_VALUE)
-    runs = runs[[study.partition("/")[2] == part for study in runs["study"]]]
+    runs = runs[_parts(runs) == part]
     evaluations, curves = (_by_run(folder / name) for name in (EVALUATIONS_FILE, CURVES_FILE))
     if gone := [run for run, n in zip(runs["run"], runs["evaluations"], strict=True) if n > 0 and run not in evaluations]:
         raise ValueError(f"there are no evaluations of {gone[0]} in {EVALUATIONS_FILE}")
@@ -305,16 +305,23 @@ def _load_pack(folder: Path, part: str) -> list[Record]:
 def packed_runs(folder: Path) -> pd.DataFrame:
     """
     :param folder: Folder of a packed study; it need not exist
-    :return: a row for each packed run, with its ``study``, its path, ``run``, its ``environment``, ``state`` and ``steps``
+    :return: a row for each packed run, with its ``part`` of the study, its path, ``run``, its ``environment``, ``state`` and
+        ``steps``
     :raises ValueError: if the table of runs is damaged
     """
     path, columns = folder / RUNS_FILE, ["study", "run", "environment", "state", "steps"]
     if not path.is_file():
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=[*columns, "part"])
     try:
-        return pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False)
+        runs = pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False)
+        return runs.assign(part=_parts(runs))
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. Take it from the repository, or delete it to pack again.") from None
+
+
+def _parts(runs: pd.DataFrame) -> pd.Series:
+    """:return: part of the study of each packed run, "" for the study itself"""
+    return runs["study"].map(lambda study: study.partition("/")[2])
 
 
 def check_environments(parts: dict[str, list[Record]], folder: Path) -> None:
@@ -360,11 +367,11 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
     :return: these records, and those of the packed study for runs that are not among them, or that came further there, as on
         a machine before another has begun them again
     """
-    studies = packed_runs(folder)["study"].unique()
-    if not len(studies):
+    packed = packed_runs(folder)["part"].unique()
+    if not len(packed):
         return parts
     merged = {}
-    for part in sorted({*parts, *(study.partition("/")[2] for study in studies)}):
+    for part in sorted({*parts, *packed}):
         by_path = {record.path: record for record in load_pack(folder, part)}
         for record in parts.get(part, []):
             other = by_path.get(record.path)

@@ -20,7 +20,7 @@ from sb3_qac.common.files import make_folder
 from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, relative_table, statistics
 from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.diagnose import tables as diagnosis_tables
-from sb3_qac.study.loading import load_study
+from sb3_qac.study.loading import load_study, other_studies
 from sb3_qac.study.records import CURVES, Groups, Record
 from sb3_qac.study.statistics import RelativeReturns, mean_with_error, pooled, relative_returns
 
@@ -36,6 +36,8 @@ STOPPED_LINES = (
     " A thin line that ends in a dot is a run that stopped when it reached its return. From there on, its last evaluation "
     "enters the mean. Such runs are compared by the steps to that return: their last evaluation was selected for its return."
 )
+CURVE_LINES = "Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds."
+STOPPED_CURVES = " From where a run stopped because it reached its return, its last value enters the median."
 STOPPED = (
     " Runs that stopped when they reached their return are compared by the steps to it: their last evaluation was selected "
     "for its return."
@@ -158,11 +160,12 @@ def _draw_curve(panel: Any, tag: str, groups: Groups) -> None:
     from matplotlib.ticker import EngFormatter
 
     for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
-        curves = [_smooth(record.curves[tag]) for record in records if tag in record.curves]
+        records = [record for record in records if tag in record.curves]
+        curves = [_smooth(record.curves[tag]) for record in records]
         for curve in curves:
             panel.plot(curve.index, curve, **style, linewidth=0.7, alpha=0.3)
         if curves:
-            middle = median_curve(curves)
+            middle = median_curve(curves, [record.stopped for record in records])
             panel.plot(middle.index, middle, **style, linewidth=1.5, label=group)
     # Some algorithms do not log it
     panel.set_visible(panel.has_data())
@@ -220,14 +223,17 @@ def has_curves(envs: dict[str, Groups]) -> bool:
     return any(tag in record.curves for record in records for tag in CURVES)
 
 
-def median_curve(curves: Sequence[pd.Series]) -> pd.Series:
+def median_curve(curves: Sequence[pd.Series], stopped: Sequence[bool]) -> pd.Series:
     """
     :param curves: The same row of the log of several runs, indexed by steps that may differ
+    :param stopped: Whether each run stopped because it reached its return. Then its last value counts at later steps too:
+        without it, the median would be over the runs that learn more slowly.
     :return: their median at all steps; each curve is interpolated between its own steps
     """
     # A resumed log may have two rows of one step
     curves = [curve[~curve.index.duplicated(keep="last")] for curve in curves]
-    return pd.concat(curves, axis=1).sort_index().interpolate("index", limit_area="inside").median(axis=1)
+    table = pd.concat(curves, axis=1).sort_index().interpolate("index", limit_area="inside")
+    return table.mask(table.isna() & np.asarray(stopped), table.ffill()).median(axis=1)
 
 
 def _smooth(curve: pd.Series) -> pd.Series:
@@ -340,11 +346,11 @@ def markdown(
         lines += _of_environment(env_id, groups, _stop_return(groups) if goal is None else goal, "###" if several else "##")
     if has_curves(envs):
         lines += ["## In training", "", images["curves"], ""]
-        lines += ["Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds.", ""]
+        lines += [CURVE_LINES + (STOPPED_CURVES if any(record.stopped for record in records) else ""), ""]
     lines += [
         "## All runs",
         "",
-        " ".join(filter(None, ("Every run in this folder is in the tables.", _wandb(folder, records)))),
+        " ".join(filter(None, (_completeness(folder), _wandb(folder, records)))),
         "",
         _provenance(records),
     ]
@@ -453,6 +459,13 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
     for record in diagnosed:
         lines += [f"{record.name}:", "", *diagnosis_tables(record.diagnosis), ""]
     return lines
+
+
+def _completeness(folder: Path) -> str:
+    others = ", ".join(f"{study} ({n} run{'s' if n > 1 else ''})" for study, n in other_studies(folder).items())
+    if others:
+        return f"Every run of this study is in the tables. Other studies in its folder are not: {others}."
+    return "Every run in this folder is in the tables."
 
 
 def _wandb(folder: Path, records: list[Record]) -> str:

@@ -449,7 +449,8 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
                 trials = [trials[trial.candidate.number] for trial in best[: search.rounds[number - 1].candidates]]
             runs += [run for trial in trials for run in trial.pending]
         try:
-            failed |= run_study(runs, jobs)
+            # All runs of a round may be finished, and an empty table says nothing
+            failed |= run_study(runs, jobs) if runs else {}
         finally:
             write_search(search, folder)
     return failed

@@ -31,7 +31,7 @@ def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, g
     :param fps: Images per second. Atari games show every fourth image: at 15 they are as fast as on the console.
     :param gif: Whether to also write the beginning of ``sampled.mp4`` as a GIF, for a README
     :return: raw returns of the games, by the name of the video
-    :raises ValueError: if there is no agent in the folder
+    :raises ValueError: if there is no agent in the folder, or its environment draws no images
     """
     check_number("games", n_games, minimum=1)
     check_number("fps", fps, minimum=1)
