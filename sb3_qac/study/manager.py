@@ -159,7 +159,6 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     """
     policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
     extractor = policy_kwargs.get("features_extractor_class", NatureCNN)
-    # Not `!=`: classes that inherit from `LeanNatureCNN` are equal to `NatureCNN` too
     if extractor is not NatureCNN and extractor is not LeanNatureCNN:
         return
     extractor_kwargs = {**(policy_kwargs.get("features_extractor_kwargs") or {}), "dtype": dtype}
