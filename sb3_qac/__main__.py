@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -59,14 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(arguments)
     try:
         code = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt as interrupt:
         hint = f"; {interrupt}" if interrupt.args else ""
         print(f"{args.command}: interrupted{hint}.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The program that reads the output has ended, such as `head`. Python would write the rest at its exit
+        if not _output_is_broken():
+            raise
+        # The program that reads it has ended, such as `head`. Python would write the rest at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
@@ -75,6 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f" ({error.filename})" if error.filename else ""
         print(f"{args.command}: the disk is full{where}. Free some space, and give the command again.", file=sys.stderr)
         return 1
+
+
+def _output_is_broken() -> bool:
+    """:return: whether nobody reads the standard output any more. Other pipes lead to processes, which may die too."""
+    try:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), select.POLLOUT)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
+    except (AttributeError, OSError):
+        # There is no output, or only a replacement in memory. Windows has no such function
+        return False
 
 
 if __name__ == "__main__":

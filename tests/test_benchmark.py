@@ -183,6 +183,14 @@ def test_measurements_that_cannot_be_written_are_printed(tmp_path, monkeypatch, 
     assert "| A2C, SB3's environments | RL Zoo's | 7 (7 - 7) |" in capsys.readouterr().out
 
 
+def test_a_report_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
+    write_report({"round": 1}, tmp_path / "speed.json")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        write_report({"round": 2}, tmp_path / "speed.json")
+    assert json.loads((tmp_path / "speed.json").read_text()) == {"round": 1}
+
+
 def be_killed(*args):
     os._exit(9)
 

@@ -369,6 +369,7 @@ class OwnLuck(Luck):
             "MT19937": lambda: np.random.Generator(np.random.MT19937(0)),
             "torch": lambda: th.Generator().manual_seed(0),
             "space": lambda: gym.spaces.Tuple([gym.spaces.Box(-1, 1)], seed=0),
+            "spaces": lambda: {0: gym.spaces.Tuple([gym.spaces.Box(-1, 1)], seed=0)},
         }[kind]()
 
     def _observation(self):
@@ -383,11 +384,13 @@ class OwnLuck(Luck):
         if self.kind == "torch":
             reward = th.rand((), generator=self.generator).item()
         else:
-            reward = self.generator.sample()[0].item() if self.kind == "space" else self.generator.normal()
+            space = {"space": self.generator, "spaces": self.generator}.get(self.kind)
+            space = space[0] if self.kind == "spaces" else space
+            reward = self.generator.normal() if space is None else space.sample()[0].item()
         return self._observation(), reward, self.steps == 5, False, {}
 
 
-@pytest.mark.parametrize("kind", ["Philox", "MT19937", "torch", "space"])
+@pytest.mark.parametrize("kind", ["Philox", "MT19937", "torch", "space", "spaces"])
 def test_every_kind_of_generator_brings_other_luck_in_each_repeat(kind):
     env = make_vec_env(lambda: OwnLuck(kind), 1)
     returns = play_all_actions(QA2C("MlpPolicy", env, gamma=0, device="cpu"), n_states=1, n_repeats=3).returns

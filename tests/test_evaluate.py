@@ -222,6 +222,16 @@ def test_damaged_settings_of_an_agent_are_named(content, run, tmp_path):
     assert "resolved_hyperparams" not in load_run(folder).settings
 
 
+@pytest.mark.parametrize("size", [0, 20_000])
+def test_an_agent_that_was_cut_short_is_refused(size, run, tmp_path):
+    cut = shutil.copytree(run.folder, tmp_path / "cut")
+    agent = cut / f"{run.env_id}.zip"
+    agent.write_bytes(agent.read_bytes()[:size])
+    for command, *output in (["evaluate"], ["export", str(tmp_path / "logs")], ["video"]):
+        with pytest.raises(SystemExit, match=r"Acrobot-v1\.zip is damaged"):
+            main([command, str(cut), *output])
+
+
 def test_an_agent_is_not_played_in_other_environments_than_it_was_trained_in(tmp_path):
     """The file of hyperparameters was edited."""
     path, entries = tmp_path / "mine.yml", dict(n_timesteps=32, policy="MlpPolicy", n_steps=8, batch_size=8, n_envs=1)

@@ -29,6 +29,7 @@ FILES = ["curves.csv.xz", "diagnosis.json", "evaluations.csv.xz", "runs.csv", "s
 
 
 pytestmark = pytest.mark.usefixtures("quick_bootstrap")
+LESS = r"pack: 1 of the packed runs .* would be lost, .* or has less of them: a2c_seed-0\. Give"
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +64,35 @@ def test_a_packed_run_is_not_replaced_by_one_that_has_been_begun_again(tmp_path)
     assert main(["pack", str(tmp_path / "first"), "--output", str(packed)]) == 0
     before = {path.name: path.read_bytes() for path in packed.iterdir()}
     write_run(tmp_path / "again", "a2c", 0, [], finished=False, algo="a2c")
-    with pytest.raises(SystemExit, match=r"pack: 1 of the packed runs .* would be lost, .* or not as far: a2c_seed-0\. Give"):
+    with pytest.raises(SystemExit, match=LESS):
         main(["pack", str(tmp_path / "again"), "--output", str(packed)])
     assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+
+
+@pytest.mark.parametrize("gone", ["evaluations.npz", "curves.csv", "diagnosis.json"])
+def test_what_the_pack_alone_has_of_a_run_is_kept(gone, tmp_path):
+    packed, again = tmp_path / "packed", tmp_path / "again"
+    run = write_run(again, "a2c", 0, [[0, 2], [10, 12]], algo="a2c")
+    (run / "diagnosis.json").write_text('[{"steps": 1000}]')
+    assert main(["pack", str(again), "--output", str(packed)]) == 0
+    before = {path.name: path.read_bytes() for path in packed.iterdir()}
+    assert len(before) == len(FILES)
+    (run / gone).unlink()
+    with pytest.raises(SystemExit, match=LESS):
+        main(["pack", str(again), "--output", str(packed)])
+    assert main(["pack", str(again), "--add", "--output", str(packed)]) == 0
+    assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+
+
+def test_a_run_that_is_a_link_is_packed_and_one_that_leads_back_is_not_followed(tmp_path):
+    study = tmp_path / "study"
+    write_run(study, "a2c", 0, [[0, 2]], algo="a2c")
+    (study / "a2c_seed-1").symlink_to(write_run(tmp_path / "elsewhere", "a2c", 1, [[0, 2]], algo="a2c"))
+    (study / "part").mkdir()
+    (study / "part" / "back").symlink_to(study)
+    assert list(load_everything(study)) == [""]
+    assert [record.path for record in load_everything(study)[""]] == ["a2c_seed-0", "a2c_seed-1"]
+    assert "Every run in this folder is in the tables." in markdown(study, load_study(study), goal=None)
 
 
 def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_path):

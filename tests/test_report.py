@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from unittest.mock import Mock
 
@@ -112,10 +113,14 @@ def test_the_curves_are_those_of_the_last_attempt(tmp_path):
     run = write_run(tmp_path, "dqn", 0, [[1, 2]], curves=False)
     for attempt in range(1, 11):
         writer = TensorBoardOutputFormat(str(run / "tensorboard" / f"DQN_{attempt}"))
-        writer.write({"rollout/ep_rew_mean": float(attempt)}, {"rollout/ep_rew_mean": ()}, step=100)
+        rows = {"rollout/ep_rew_mean": float(attempt)} | ({"train/value_loss": 1.0} if attempt == 9 else {})
+        writer.write(rows, dict.fromkeys(rows, ()), step=100)
         writer.close()
+    # Nor is an attempt completed with what an earlier one has, or replaced by one that has no row yet
+    (run / "tensorboard" / "DQN_11").mkdir()
+    TensorBoardOutputFormat(str(run / "tensorboard" / "DQN_11")).close()
     (record,) = load_study(tmp_path)["Game-v0"]["dqn"]
-    assert record.curves["rollout/ep_rew_mean"].to_dict() == {100: 10}
+    assert {tag: curve.to_dict() for tag, curve in record.curves.items()} == {"rollout/ep_rew_mean": {100: 10}}
 
 
 def test_the_mean_is_over_the_episodes_of_all_seeds_with_its_standard_error(study):
@@ -675,6 +680,33 @@ def test_a_report_says_how_curves_of_stopped_runs_enter_the_median(tmp_path):
     assert sentence not in markdown(tmp_path, load_study(tmp_path), None)
     write_run(tmp_path, "a2c", 1, [[20, 22]], stop_return=20.0)
     assert sentence in markdown(tmp_path, load_study(tmp_path), None)
+
+
+def test_a_report_names_the_packed_runs_that_have_no_folder(study):
+    assert main(["pack", str(study), "--output", str(study)]) == 0
+    assert "Every run in this folder is in the tables." in markdown(study, load_study(study), None)
+    shutil.rmtree(study / "a2c_seed-1")
+    text = "Every run that has a folder is in the tables. Packed runs that have none are not: a2c_seed-1."
+    assert text in markdown(study, load_study(study), None)
+
+
+@pytest.mark.parametrize("content", ["3", '{"env_id": 3}', "{}"])
+def test_the_run_file_of_another_program_is_passed_over(content, study):
+    for folder in (study / "other", study / "other" / "below", study / "other" / "below" / "it"):
+        folder.mkdir()
+        (folder / "run.json").write_text(content)
+    assert "Every run in this folder is in the tables." in markdown(study, load_study(study), None)
+    assert list(load_everything(study)) == [""]
+
+
+def test_the_training_return_is_that_of_the_end_and_not_of_the_last_row_of_the_log(tmp_path):
+    run = write_run(tmp_path, "a2c", 0, [[0, 2]])
+    status = json.loads((run / "status.json").read_text())
+    # The last row of the log has 2.5
+    for at_the_end, shown in ((4.25, 4.25), (0.0, 0.0), (math.nan, 2.5), (None, 2.5)):
+        (run / "status.json").write_text(json.dumps({**status, "training_return": at_the_end}))
+        (record,) = load_study(tmp_path)["Game-v0"]["a2c"]
+        assert record.figures["training_return"] == shown
 
 
 def test_a_report_names_the_studies_in_its_folder_that_it_leaves_out(study, tmp_path_factory):

@@ -996,6 +996,19 @@ def test_a_command_whose_output_nobody_reads_ends_without_a_traceback():
     assert (process.returncode, error) == (141, "")
 
 
+def test_the_broken_pipe_of_a_process_that_died_is_an_error(monkeypatch):
+    """As that of a worker of ``SubprocVecEnv``."""
+    monkeypatch.setattr("runpy.run_module", Mock(side_effect=BrokenPipeError))
+    with pytest.raises(BrokenPipeError):
+        main(["zoo", "train", "--algo", "qa2c"])
+
+
+def test_a_command_without_an_output_ends_as_usual(monkeypatch):
+    """As one that a service has started: ``sys.stdout`` is None."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["presets", "qa2c"]) == 0
+
+
 def test_after_ctrl_c_a_study_names_the_runs_that_begin_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sb3_qac.study.grid.run_study", Mock(side_effect=KeyboardInterrupt))
     assert main(["study", "cartpole", "--algos", "qa2c", "dqn", "--output", str(tmp_path)]) == 130
@@ -1095,9 +1108,11 @@ def test_a_preset_for_rl_zoo_may_have_exact_checkpoints_of_its_own(tmp_path):
     assert len(checkpoints_in(Path(run.folder, "checkpoints"))) == 5
 
 
-def test_a_run_that_begins_again_has_no_evaluation_of_the_time_before(tmp_path, monkeypatch):
+# SB3 takes the brackets for a pattern, and finds no earlier log
+@pytest.mark.parametrize("name", ["study", "study [1]"])
+def test_a_run_that_begins_again_has_no_evaluation_and_no_log_of_the_time_before(name, tmp_path, monkeypatch):
     """DQN cannot be resumed, so it starts from step 0."""
-    (run,) = make_grid("CartPole-v1", ["dqn"], [0], tmp_path, **SMALL)
+    (run,) = make_grid("CartPole-v1", ["dqn"], [0], tmp_path / name, **SMALL)
     for last, evaluations in ((900, [800]), (100, [])):
 
         def interrupt(callback, last=last):
@@ -1110,6 +1125,7 @@ def test_a_run_that_begins_again_has_no_evaluation_of_the_time_before(tmp_path, 
             train_run(run)
         assert not run.finished and load_run(Path(run.folder)).timesteps.tolist() == evaluations
         assert Path(run.folder, "best_model.zip").exists() == bool(evaluations)
+        assert len(list(Path(run.folder, "tensorboard").glob("**/events*"))) == 1
 
 
 def test_an_error_in_letters_that_the_locale_lacks_does_not_stop_the_other_runs(tmp_path, monkeypatch):

@@ -1,8 +1,8 @@
 """Videos of whole games."""
 
 import json
-import re
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium as gym
 import imageio.v2 as imageio
@@ -42,7 +42,7 @@ def test_a_video_shows_whole_games(tmp_path, capsys):
     assert not Path(run.folder, "videos", "sampled.gif").exists()
 
 
-class WithoutImages(gym.Env):
+class FiveSteps(gym.Env):
     observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
@@ -52,16 +52,59 @@ class WithoutImages(gym.Env):
     def step(self, action):
         return np.zeros(3, dtype=np.float32), 1.0, False, False, {}
 
+    def render(self):
+        # Odd, and H.264 cannot have that
+        return np.full((35, 51, 3), 200, dtype=np.uint8)
 
-def test_a_video_of_an_environment_that_draws_no_images_is_refused(tmp_path):
-    gym.register("WithoutImages-v0", WithoutImages, max_episode_steps=5)
+
+class ModeNotKept(FiveSteps):
+    metadata: ClassVar[dict] = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+    def __init__(self, render_mode=None):
+        pass
+
+
+class ModesOfTheInstance(FiveSteps):
+    def __init__(self, render_mode=None):
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+        self.render_mode = render_mode
+
+
+class NoModes(FiveSteps):
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+
+def run_of(creator, folder):
+    """:return: a trained run in environments of the creator"""
+    gym.registry.pop("FiveSteps-v0", None)
+    gym.register("FiveSteps-v0", creator, max_episode_steps=5)
     settings = dict(n_timesteps=20, eval_freq=20, n_eval_episodes=1, wandb="disabled", device="cpu")
-    (run,) = make_grid("WithoutImages-v0", ["a2c"], [0], tmp_path, **settings)
+    (run,) = make_grid("FiveSteps-v0", ["a2c"], [0], folder, **settings)
     assert run_study([run]) == {}
-    message = "WithoutImages-v0 has no render mode 'rgb_array': WithoutImages.metadata"
-    with pytest.raises(SystemExit, match=re.escape(message)):
+    return run
+
+
+# Gymnasium warns of them too
+@pytest.mark.filterwarnings("ignore:.*render")
+@pytest.mark.parametrize(
+    "creator",
+    [FiveSteps, ModeNotKept, NoModes, lambda **kwargs: NoModes(**kwargs)],
+    ids=["none", "lost", "no modes", "function"],
+)
+def test_a_video_of_an_environment_that_draws_no_images_is_refused(creator, tmp_path):
+    run = run_of(creator, tmp_path)
+    with pytest.raises(SystemExit, match="FiveSteps-v0 cannot be made with the render mode 'rgb_array'"):
         main(["video", run.folder])
     assert not list(Path(run.folder, "videos").glob("*"))
+
+
+@pytest.mark.filterwarnings("ignore:.*render", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_images_of_an_odd_size_get_another_line_and_column(tmp_path):
+    run = run_of(ModesOfTheInstance, tmp_path)
+    assert main(["video", run.folder, "--games", "1"]) == 0
+    with imageio.get_reader(Path(run.folder, "videos", "greedy.mp4")) as reader:
+        assert [np.asarray(image).shape for image in reader] == 5 * [(36, 52, 3)]
 
 
 @pytest.mark.slow

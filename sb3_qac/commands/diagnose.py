@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
             results[str(folder)] = result
             if not args.json:
                 print("\n".join([f"## {folder}", "", *tables(result), ""]), flush=True)
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError) as error:
         failure = f"diagnose: {error}"
     if args.json:

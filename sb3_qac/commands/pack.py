@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             ours, parts = parts, add_packed(parts, output)
             chosen = {record.path: record for records in parts.values() for record in records}
             for record in (record for records in ours.values() for record in records):
-                if (packed := chosen[record.path]) is not record:
+                if (packed := chosen[record.path]).status is not record.status:
                     kept = f"its {packed.state} run in {output}, at {packed.status['steps']:,} steps, is kept"
                     steps = f"{record.status.get('steps', 0):,} steps"
                     print(f"pack: {record.path} is {record.state} in {args.folder}, at {steps}: {kept}.", file=sys.stderr)

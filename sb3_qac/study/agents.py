@@ -15,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 import yaml
-from gymnasium.envs.registration import load_env_creator
 from rl_zoo3.utils import ALGOS, get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -35,6 +34,10 @@ from sb3_qac.zoo import register
 
 # Episodes differ from those of training, and between runs: otherwise all seeds of a study would share their luck
 FIRST_SEED, N_ENVS = 12345, 50
+NO_IMAGES = (
+    "{env_id} cannot be made with the render mode {mode!r}. Its class needs `render_mode` as an argument that it keeps as "
+    "`self.render_mode`, {mode!r} in `metadata['render_modes']`, and a method `render` that returns an image."
+)
 
 
 def final_agent(run: Run, folder: Path) -> Path:
@@ -56,7 +59,21 @@ def final_agent(run: Run, folder: Path) -> Path:
     for path in needed:
         if not path.is_file():
             raise ValueError(f"There is no {path.relative_to(folder)} in {folder}, although the run is finished.")
+    if not is_whole(agent):
+        raise ValueError(f"{agent} is damaged. Take another copy of it, or train the run again in another folder.")
     return agent
+
+
+def is_whole(agent: Path) -> bool:
+    """
+    :param agent: File of an agent
+    :return: whether SB3 can read it. One that was cut short ends with one of the zip files of PyTorch inside it.
+    """
+    try:
+        with zipfile.ZipFile(agent) as file:
+            return "data" in file.namelist()
+    except zipfile.BadZipFile:
+        return False
 
 
 def check_same_environments(run: Run, folder: Path) -> None:
@@ -76,23 +93,6 @@ def check_same_environments(run: Run, folder: Path) -> None:
         raise ValueError(
             f"{folder} was trained in other environments: {'; '.join(different)}. Its preset or its file of hyperparameters "
             "has changed since. Restore that, or use the version of sb3_qac in its run.json."
-        )
-
-
-def check_render_mode(env_id: str, render_mode: str) -> None:
-    """
-    :param env_id: Environment
-    :param render_mode: Mode in which its images are wanted
-    :raises ValueError: if its class does not have that mode
-    """
-    entry_point = gym.spec(env_id).entry_point
-    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    # A function has no metadata
-    modes = getattr(creator, "metadata", {}).get("render_modes", [render_mode])
-    if render_mode not in modes:
-        raise ValueError(
-            f"{env_id} has no render mode {render_mode!r}: {creator.__name__}.metadata['render_modes'] is {list(modes)}. "  # type: ignore[union-attr]
-            "Add it there, with `render_mode` as an argument of the class and `render` returning an image."
         )
 
 
@@ -119,15 +119,27 @@ def player_env(
         # For the statistics of normalised observations, which are stored next to the agent
         manager.trained_agent = str(agent)
         if render_mode is not None:
-            check_render_mode(run.env_id, render_mode)
             manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": render_mode}
-        env = manager.create_envs(n_envs, eval_env=True, no_log=True)
+        try:
+            env = manager.create_envs(n_envs, eval_env=True, no_log=True)
+        except TypeError as error:
+            # Gymnasium tells those who wrote the environment so
+            if render_mode is None or "render_mode" not in str(error):
+                raise
+            raise ValueError(NO_IMAGES.format(env_id=run.env_id, mode=render_mode)) from None
     try:
+        if render_mode is not None and not _renders(env, render_mode):
+            raise ValueError(NO_IMAGES.format(env_id=run.env_id, mode=render_mode))
         model = ALGOS[run.algo].load(agent, device="cpu")
         with constant_weights(model.policy):
             yield env, model
     finally:
         env.close()
+
+
+def _renders(env: VecEnv, render_mode: str) -> bool:
+    modes = env.get_attr("metadata")[0].get("render_modes", [])
+    return render_mode in modes and env.get_attr("render_mode")[0] == render_mode
 
 
 def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:

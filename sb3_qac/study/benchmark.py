@@ -33,6 +33,7 @@ from tqdm.auto import tqdm
 
 from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checks import check_action_space, check_device, check_number
+from sb3_qac.common.files import write_atomically
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.reinforce import REINFORCE
@@ -384,5 +385,4 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     :param report: Result of ``run_benchmark``
     :param path: JSON file to write
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())

@@ -130,6 +130,8 @@ def with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
 def _with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
     if isinstance(state, list) and state and isinstance(state[0], ObjectState):
         return [_with_new_randomness(item, rng) for item in state]
+    if isinstance(state, dict):
+        return {name: _with_new_randomness(item, rng) for name, item in state.items()}
     if not isinstance(state, ObjectState):
         return state
     seed = int(rng.integers(2**31))

@@ -4,9 +4,10 @@ import contextlib
 import difflib
 import io
 import json
+import math
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,8 +170,7 @@ def other_studies(folder: Path) -> dict[str, int]:
     :return: how many runs each other study in it has, by its path in the folder; ``load_study`` leaves them out
     """
     if runs_of(folder):
-        runs = filter(_is_run, folder.glob("**/run.json"))
-        parts = [part_of(folder, path.parent, read_json(path)["env_id"]) for path in runs]
+        parts = [part_of(folder, run, read_json(run / "run.json")["env_id"]) for run in _all_runs(folder)]
     elif pack := find_pack(folder):
         inside = f"{pack[1]}/".lstrip("/")
         parts = [part.removeprefix(inside) for part in packed_runs(pack[0])["part"] if part.startswith(inside)]
@@ -179,9 +179,42 @@ def other_studies(folder: Path) -> dict[str, int]:
     return dict(sorted(Counter(filter(None, parts)).items()))
 
 
+def packed_only(folder: Path) -> list[str]:
+    """
+    :param folder: Folder of a study
+    :return: names of the packed runs in it that ``load_study`` leaves out, because there are folders of other runs
+    """
+    runs, packed = runs_of(folder), packed_runs(folder)
+    return [run for run in packed["run"][packed["part"] == ""] if run not in runs] if runs else []
+
+
+def _all_runs(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """
+    :param folder: A folder
+    :param above: Folders above it, without symbolic links
+    :return: folders of all runs in it, at any depth
+    """
+    if _is_run(folder / "run.json"):
+        yield folder
+        return
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:
+        # It is not there, or another user's
+        return
+    above = (*above, folder.resolve())
+    for path in inside:
+        # A link may lead back
+        if path.is_dir() and path.resolve() not in above:
+            yield from _all_runs(path, above)
+
+
 def _is_run(path: Path) -> bool:
     """:return: whether a ``run.json`` is that of a run. Checkpoints, and other programs, have files of that name too."""
-    return path.parent.name != "checkpoints" and "env_id" in read_json(path)
+    if path.parent.name == "checkpoints":
+        return False
+    settings: Any = read_json(path)
+    return isinstance(settings, dict) and isinstance(settings.get("env_id"), str)
 
 
 def load_everything(folder: Path) -> dict[str, list[Record]]:
@@ -193,9 +226,9 @@ def load_everything(folder: Path) -> dict[str, list[Record]]:
     """
     _check_no_run(folder)
     parts: dict[str, list[Record]] = {}
-    for path in filter(_is_run, sorted(folder.glob("**/run.json"))):
-        record = replace(load_run(path.parent), path=path.parent.relative_to(folder).as_posix())
-        parts.setdefault(part_of(folder, path.parent, record.settings["env_id"]), []).append(record)
+    for run in _all_runs(folder):
+        record = replace(load_run(run), path=run.relative_to(folder).as_posix())
+        parts.setdefault(part_of(folder, run, record.settings["env_id"]), []).append(record)
     parts = parts or load_packed_parts(folder)
     if not parts:
         raise ValueError(f"There is no run of a study in {folder}. `python -m sb3_qac study` makes some.")
@@ -233,17 +266,23 @@ def load_run(folder: Path) -> Record:
         settings["resolved_hyperparams"] = read_config(config)
     diagnosis = folder / DIAGNOSIS_FILE
     curves = load_curves(folder)
+    status = read_json(folder / "status.json")
+    figures = {**figures_of(curves), **read_json(folder / NOISE_FILE)}
+    training_return = status.get("training_return")
+    if training_return is not None and math.isfinite(training_return):
+        # The last row of the log is older where not every update is logged
+        figures["training_return"] = training_return
     return Record(
         path=folder.name,
         folder=folder,
         settings=settings,
-        status={**read_json(folder / "status.json"), "failed": (folder / "error.txt").is_file()},
+        status={**status, "failed": (folder / "error.txt").is_file()},
         timesteps=timesteps,
         returns=returns,
         lengths=lengths,
         curves=curves,
         diagnosis=json.loads(diagnosis.read_text()) if diagnosis.is_file() else [],
-        figures={**figures_of(curves), **read_json(folder / NOISE_FILE)},
+        figures=figures,
     )
 
 
@@ -272,15 +311,18 @@ def load_curves(folder: Path) -> dict[str, pd.Series]:
     """
     kept = folder / CURVES_FILE
     curves = {}
-    # Algorithms that cannot be resumed begin again in a new folder, and the last attempt counts: DQN_10, not DQN_9
+    # Algorithms that cannot be resumed began again in a new folder, and the last attempt counts: DQN_10, not DQN_9
     attempts = {path.parent for path in folder.glob("tensorboard/**/events.out.tfevents.*")}
-    for events in sorted(attempts, key=lambda path: (len(path.name), path.name)):
+    for events in sorted(attempts, key=lambda path: (len(path.name), path.name), reverse=True):
         accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
         accumulator.Reload()
         tags = {SYNONYMS.get(tag, tag): tag for tag in accumulator.Tags()["scalars"]}
         for name in (name for name in CURVES if name in tags):
             scalars = accumulator.Scalars(tags[name])
-            curves[name] = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
+            curve = pd.Series([scalar.value for scalar in scalars], index=[scalar.step for scalar in scalars])
+            curves[name] = curve[~curve.index.duplicated(keep="last")].sort_index()
+        if curves:
+            break
     if curves:
         text = pd.DataFrame(curves).rename_axis("step").to_csv(float_format="%.6g")
         # The folder may be another user's, or on a disk that can only be read

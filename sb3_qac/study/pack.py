@@ -4,12 +4,14 @@ A study as a few small files instead of a folder for each run, so that a reposit
 in ``curves.csv.xz``, and ``diagnosis.json``. The same study gives the same bytes.
 """
 
+import contextlib
 import hashlib
 import json
 import lzma
 import shlex
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -305,11 +307,11 @@ def _load_pack(folder: Path, part: str) -> list[Record]:
 def packed_runs(folder: Path) -> pd.DataFrame:
     """
     :param folder: Folder of a packed study; it need not exist
-    :return: a row for each packed run, with its ``part`` of the study, its path, ``run``, its ``environment``, ``state`` and
-        ``steps``
+    :return: a row for each packed run, with its ``part`` of the study, its path, ``run``, its ``environment``, ``state``,
+        ``steps`` and number of ``evaluations``
     :raises ValueError: if the table of runs is damaged
     """
-    path, columns = folder / RUNS_FILE, ["study", "run", "environment", "state", "steps"]
+    path, columns = folder / RUNS_FILE, ["study", "run", "environment", "state", "steps", "evaluations"]
     if not path.is_file():
         return pd.DataFrame(columns=[*columns, "part"])
     try:
@@ -344,18 +346,27 @@ def check_all_are_there(parts: dict[str, list[Record]], folder: Path) -> None:
     """
     :param parts: Records by part of a study
     :param folder: Folder of a packed study, which they will replace; it need not exist
-    :raises ValueError: if a packed run is not among them, or has not come as far, because it may be kept nowhere else
+    :raises ValueError: if a packed run is not among them, has not come as far, or lacks its evaluations, curves or diagnosis,
+        because it may be kept nowhere else
     """
     ours = {record.path: record for records in parts.values() for record in records}
-    gone = sorted(
-        run.run
-        for run in packed_runs(folder).itertuples()
-        if not (run.run in ours and _as_far(ours[run.run], run.state, run.steps))
-    )
+    packed = packed_runs(folder)
+    diagnosed, drawn = set[str](), set[str]()
+    # A study can be packed again where these are missing or damaged
+    with contextlib.suppress(OSError, EOFError, lzma.LZMAError, ValueError):
+        diagnosed = set(read_json(folder / DIAGNOSIS_FILE))
+        drawn = set(_by_run(folder / CURVES_FILE))
+    gone = []
+    for run in packed.itertuples():
+        record = ours.get(run.run)
+        if record is None or not _as_far(record, run.state, run.steps, run.evaluations):
+            gone.append(run.run)
+        elif (run.run in diagnosed and not record.diagnosis) or (run.run in drawn and not record.curves):
+            gone.append(run.run)
     if gone:
         raise ValueError(
-            f"{len(gone)} of the packed runs in {folder} would be lost, because the study does not have them, or not as far: "
-            f"{', '.join(gone[:3])}{', ...' if len(gone) > 3 else ''}. Give `--add` to keep them, or delete "
+            f"{len(gone)} of the packed runs in {folder} would be lost, because the study does not have them, or has less of "
+            f"them: {', '.join(sorted(gone)[:3])}{', ...' if len(gone) > 3 else ''}. Give `--add` to keep them, or delete "
             f"{folder / RUNS_FILE} first."
         )
 
@@ -365,7 +376,7 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
     :param parts: Records by part of a study
     :param folder: Folder of a packed study; it need not exist
     :return: these records, and those of the packed study for runs that are not among them, or that came further there, as on
-        a machine before another has begun them again
+        a machine before another has begun them again. A diagnosis, and the curves of a run that came no further, are kept.
     """
     packed = packed_runs(folder)["part"].unique()
     if not len(packed):
@@ -375,21 +386,35 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
         by_path = {record.path: record for record in load_pack(folder, part)}
         for record in parts.get(part, []):
             other = by_path.get(record.path)
-            if other is None or _as_far(record, other.state, other.status["steps"]):
-                by_path[record.path] = record
+            if other is None or _as_far(record, other.state, other.status["steps"], len(other.timesteps)):
+                by_path[record.path] = record if other is None else _with_parts_of(record, other)
         merged[part] = [by_path[path] for path in sorted(by_path)]
     return merged
 
 
-def _as_far(record: Record, state: str, steps: float) -> bool:
+def _as_far(record: Record, state: str, steps: float, n_evaluations: float) -> bool:
     """
     :param record: Record of a run
     :param state: State of the packed run of this name
     :param steps: Its steps
-    :return: whether the record may replace it: it has as many steps, and is finished if that one is. A finished run may be one
-        of fewer steps, as of a study with another ``--steps``.
+    :param n_evaluations: Number of its evaluations
+    :return: whether the record may replace it: it has as many steps and evaluations, and is finished if that one is. A
+        finished run may be one of fewer steps, as of a study with another ``--steps``.
     """
-    return record.status.get("steps", 0) >= float(steps) and (record.finished or state not in ENDED)
+    as_long = record.status.get("steps", 0) >= float(steps) and len(record.timesteps) >= float(n_evaluations)
+    return as_long and (record.finished or state not in ENDED)
+
+
+def _with_parts_of(record: Record, packed: Record) -> Record:
+    """
+    :param record: Record that replaces that of a packed run
+    :param packed: The packed run
+    :return: the record, with the parts that it lacks and that are those of the same run
+    """
+    record = record if record.diagnosis else replace(record, diagnosis=packed.diagnosis)
+    if not record.curves and record.status.get("steps") == packed.status["steps"]:
+        record = replace(record, curves=packed.curves, figures={**packed.figures, **record.figures})
+    return record
 
 
 def keep_lost(parts: dict[str, list[Record]], folder: Path) -> None:

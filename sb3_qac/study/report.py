@@ -20,7 +20,7 @@ from sb3_qac.common.files import make_folder
 from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, relative_table, statistics
 from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.diagnose import tables as diagnosis_tables
-from sb3_qac.study.loading import load_study, other_studies
+from sb3_qac.study.loading import load_study, other_studies, packed_only
 from sb3_qac.study.records import CURVES, Groups, Record
 from sb3_qac.study.statistics import RelativeReturns, mean_with_error, pooled, relative_returns
 
@@ -463,9 +463,11 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
 
 def _completeness(folder: Path) -> str:
     others = ", ".join(f"{study} ({n} run{'s' if n > 1 else ''})" for study, n in other_studies(folder).items())
-    if others:
-        return f"Every run of this study is in the tables. Other studies in its folder are not: {others}."
-    return "Every run in this folder is in the tables."
+    if packed := packed_only(folder):
+        text = f"Every run that has a folder is in the tables. Packed runs that have none are not: {', '.join(packed)}."
+    else:
+        text = f"Every run {'of this study' if others else 'in this folder'} is in the tables."
+    return f"{text} Other studies in its folder are not: {others}." if others else text
 
 
 def _wandb(folder: Path, records: list[Record]) -> str:

@@ -357,12 +357,13 @@ def row_of(run: Run, row: dict[str, Any]) -> dict[str, Any] | None:
     :param run: A run
     :param row: What its row in the table begins with
     :return: its row, without a score; None if its folder has no run. The return is the mean of its last evaluations, nan if it
-        has not finished.
+        has not finished or they are gone.
     """
     settings, status = (read_json(Path(run.folder, file)) for file in ("run.json", "status.json"))
     if not settings:
         return None
-    results = np.load(Path(run.folder, "evaluations.npz"))["results"] if run.finished else None
+    evaluations = Path(run.folder, "evaluations.npz")
+    results = np.load(evaluations)["results"] if run.finished and evaluations.is_file() else None
     return {
         **row,
         "steps": status.get("steps", 0),

@@ -86,9 +86,10 @@ def _train(run: Run) -> None:
             result = manager.setup_experiment()
             assert result is not None
             if not checkpoints_in(Path(run.folder, "checkpoints")):
-                # It begins again, and its first evaluation is yet to come
+                # It begins again: its first evaluation is yet to come, and its log must not continue the former one
                 for name in ("evaluations.npz", "best_model.zip"):
                     Path(run.folder, name).unlink(missing_ok=True)
+                shutil.rmtree(Path(run.folder, "tensorboard"), ignore_errors=True)
             try:
                 manager.learn(result[0])
             except (CheckpointError, StateError):

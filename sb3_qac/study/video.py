@@ -72,14 +72,15 @@ def play(model: BaseAlgorithm, env: VecEnv, n_games: int, deterministic: bool, r
     :param n_games: Whole games to play
     :param deterministic: Whether the most probable action is taken
     :param returns: List to which the raw returns of the games are added
-    :return: images, shape (height, width, 3) each
+    :return: images, shape (height, width, 3) each, whose height and width are even
     """
     obs: Any = env.reset()
     state, starts = None, np.ones(1, dtype=bool)
     while len(returns) < n_games:
         image = env.render()
         assert image is not None
-        yield image
+        # H.264 halves the resolution of colours
+        yield np.pad(image, ((0, image.shape[0] % 2), (0, image.shape[1] % 2), (0, 0)), mode="edge")
         actions, state = model.predict(obs, state=state, episode_start=starts, deterministic=deterministic)
         obs, _, starts, infos = env.step(actions)
         returns += [float(info["episode"]["r"]) for info in infos if "episode" in info]
