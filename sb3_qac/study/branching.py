@@ -130,7 +130,7 @@ def with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
 def _with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
     if isinstance(state, list) and state and isinstance(state[0], ObjectState):
         return [_with_new_randomness(item, rng) for item in state]
-    if isinstance(state, dict):
+    if isinstance(state, dict) and any(isinstance(item, ObjectState) for item in state.values()):
         return {name: _with_new_randomness(item, rng) for name, item in state.items()}
     if not isinstance(state, ObjectState):
         return state
