@@ -41,13 +41,14 @@ class Finding(NamedTuple):
 
 def examine() -> list[Finding]:
     """:return: One finding for each thing that the plugin needs"""
+    switch = _hook_switch()
     findings = [
         Finding("Python", sys.version_info >= (3, 10), platform.python_version(), "Python 3.10 or newer is needed."),
         _versions(),
         _opencv(),
         _atari(),
         _hook_files(),
-        _hook_switch(),
+        switch,
     ]
     try:
         # Here, because it imports PyTorch, SB3 and others, of which any may be missing or broken
@@ -56,9 +57,9 @@ def examine() -> list[Finding]:
         cure = "Install that package again, in a version that `pip check` does not object to."
         return [*findings, Finding("imports", False, f"`import sb3_qac.zoo`: {type(error).__name__}: {error}", cure)]
     zoo_command = _zoo_command(list(ALGORITHMS))
-    if not findings[-1].ok:
-        # The hook is switched off, so the interpreter there has only said the same
-        zoo_command = zoo_command._replace(cure=findings[-1].cure)
+    if not switch.ok:
+        # The new interpreter has only found the same
+        zoo_command = zoo_command._replace(cure=switch.cure)
     return [*findings, _presets([presets(algo) for algo in ALGORITHMS]), zoo_command]
 
 

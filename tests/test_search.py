@@ -257,7 +257,7 @@ def test_a_search_that_was_stopped_goes_on(tmp_path, monkeypatch):
     assert [len(call) for call in training.calls] == [10 - 3, 8, 6, 8]
     before = (tmp_path / "search.csv").read_bytes()
     assert run_search(search, ["a2c", "large"], tmp_path) == {}
-    assert len(training.calls) == 4 and (tmp_path / "search.csv").read_bytes() == before
+    assert training.calls[-2:] == [[], []] and (tmp_path / "search.csv").read_bytes() == before
     assert before.count(b"\n") == 1 + 10 + 8 + 6 + 8
 
 
@@ -358,7 +358,7 @@ def test_a_run_that_is_unfinished_here_and_finished_in_the_table_is_not_trained_
     (status,) = tmp_path.glob("round-1/a2c/03/CartPole-v1/*/status.json")
     status.write_text(json.dumps({"finished": False, "steps": 100, "seconds": 1}))
     assert run_search(search, ["a2c"], tmp_path) == {}
-    assert len(training.calls) == 1 and (tmp_path / module.RUNS_FILE).read_bytes() == before
+    assert training.calls[1:] == [[]] and (tmp_path / module.RUNS_FILE).read_bytes() == before
 
 
 # The first is a number for pandas, in the second it drops zeros
@@ -441,7 +441,7 @@ def test_a_search_begins_with_an_empty_table_and_with_older_candidates(tmp_path,
     content = yaml.safe_load(path.read_text())
     del content["search"]
     path.write_text(yaml.safe_dump(content))
-    assert run_search(search, ["a2c"], tmp_path) == {} and [len(call) for call in training.calls] == [10]
+    assert run_search(search, ["a2c"], tmp_path) == {} and [len(call) for call in training.calls] == [10, 0]
 
 
 # ---- the command ----

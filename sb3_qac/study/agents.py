@@ -31,6 +31,7 @@ from sb3_qac.study.run import Run, name_of_env, read_run
 from sb3_qac.study.snapshots import save_for_playing
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import register
+from sb3_qac.zoo.resume import has_agent
 
 # Episodes differ from those of training, and between runs: otherwise all seeds of a study would share their luck
 FIRST_SEED, N_ENVS = 12345, 50
@@ -59,21 +60,9 @@ def final_agent(run: Run, folder: Path) -> Path:
     for path in needed:
         if not path.is_file():
             raise ValueError(f"There is no {path.relative_to(folder)} in {folder}, although the run is finished.")
-    if not is_whole(agent):
+    if not has_agent(folder, name_of_env(run.env_id)):
         raise ValueError(f"{agent} is damaged. Take another copy of it, or train the run again in another folder.")
     return agent
-
-
-def is_whole(agent: Path) -> bool:
-    """
-    :param agent: File of an agent
-    :return: whether SB3 can read it. One that was cut short ends with one of the zip files of PyTorch inside it.
-    """
-    try:
-        with zipfile.ZipFile(agent) as file:
-            return "data" in file.namelist()
-    except zipfile.BadZipFile:
-        return False
 
 
 def check_same_environments(run: Run, folder: Path) -> None:

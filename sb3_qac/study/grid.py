@@ -261,6 +261,9 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
         cannot be used, or a process of several was killed
     :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
     """
+    if not runs:
+        # As of a round of a search that is finished: an empty table says nothing
+        return {}
     for run in runs:
         check_same_run(run)
     check_hyperparams(runs)

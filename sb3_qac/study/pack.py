@@ -350,14 +350,13 @@ def check_all_are_there(parts: dict[str, list[Record]], folder: Path) -> None:
         because it may be kept nowhere else
     """
     ours = {record.path: record for records in parts.values() for record in records}
-    packed = packed_runs(folder)
     diagnosed, drawn = set[str](), set[str]()
     # A study can be packed again where these are missing or damaged
     with contextlib.suppress(OSError, EOFError, lzma.LZMAError, ValueError):
         diagnosed = set(read_json(folder / DIAGNOSIS_FILE))
         drawn = set(_by_run(folder / CURVES_FILE))
     gone = []
-    for run in packed.itertuples():
+    for run in packed_runs(folder).itertuples():
         record = ours.get(run.run)
         if record is None or not _as_far(record, run.state, run.steps, run.evaluations):
             gone.append(run.run)
@@ -386,8 +385,10 @@ def add_packed(parts: dict[str, list[Record]], folder: Path) -> dict[str, list[R
         by_path = {record.path: record for record in load_pack(folder, part)}
         for record in parts.get(part, []):
             other = by_path.get(record.path)
-            if other is None or _as_far(record, other.state, other.status["steps"], len(other.timesteps)):
-                by_path[record.path] = record if other is None else _with_parts_of(record, other)
+            if other is None:
+                by_path[record.path] = record
+            elif _as_far(record, other.state, other.status["steps"], len(other.timesteps)):
+                by_path[record.path] = _with_parts_of(record, other)
         merged[part] = [by_path[path] for path in sorted(by_path)]
     return merged
 

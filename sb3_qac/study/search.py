@@ -450,8 +450,7 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
                 trials = [trials[trial.candidate.number] for trial in best[: search.rounds[number - 1].candidates]]
             runs += [run for trial in trials for run in trial.pending]
         try:
-            # All runs of a round may be finished, and an empty table says nothing
-            failed |= run_study(runs, jobs) if runs else {}
+            failed |= run_study(runs, jobs)
         finally:
             write_search(search, folder)
     return failed

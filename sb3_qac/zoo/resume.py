@@ -42,7 +42,7 @@ def unfinished_run(
             known = json.loads((run / "checkpoints" / "run.json").read_text())
         except (OSError, ValueError):
             continue
-        finished = known["finished"] and _has_agent(run, env_name, known.get("num_timesteps"))
+        finished = known["finished"] and has_agent(run, env_name, known.get("num_timesteps"))
         # Runs of earlier versions of this package have none
         same = hyperparams is None or known.get("hyperparams", hyperparams) == hyperparams
         same = same and (seed is None or known.get("seed", seed) == seed)
@@ -55,7 +55,7 @@ def unfinished_run(
     return None
 
 
-def _has_agent(run: Path, env_name: str, steps: int | None) -> bool:
+def has_agent(run: Path, env_name: str, steps: int | None = None) -> bool:
     """
     :param run: Folder of a run
     :param env_name: Name of the environment, as RL Zoo writes it
