@@ -857,19 +857,20 @@ def test_a_report_without_a_reference_leaves_no_plot_of_an_earlier_one(two_games
 
 def test_a_report_names_the_command_that_draws_an_omitted_plot(two_games):
     assert main(["report", str(two_games)]) == 0
-    assert (two_games / "curves.png").is_file()
+    assert (two_games / "curves.png").is_file() and "hin lines are seeds" in (two_games / "report.md").read_text()
     omit = ["--omit", "curves", "relative"]
     assert main(["report", str(two_games), "--goal", "18", "--reference", "a2c", *omit]) == 0
     text = (two_games / "report.md").read_text()
     assert sorted(path.stem for path in two_games.glob("*.png")) == ["evaluations"] and "(evaluations.png)" in text
     line = f"This plot is not kept here. `python -m sb3_qac report {two_games} --goal=18 --reference a2c` draws it."
     assert text.count(line) == 2 and ".png" not in text.replace("evaluations.png", "")
+    # Lines of a plot that is not there are not described
+    assert "hin lines are seeds" not in text
     # All digits, and a number that `--goal -1e-05` would take for an option
     output = two_games / "of" / "report"
     assert main(["report", str(two_games), "--goal=-1.2345678e-05", "--output", str(output), "--omit", "evaluations"]) == 0
     text = (output / "report.md").read_text()
     assert f"`python -m sb3_qac report {two_games} --goal=-1.2345678e-05 --output {output}` draws it." in text
-    # Lines of a plot that is not there are not described
     assert "raw scores.\n" in text and "hick lines are means" not in text
     with pytest.raises(SystemExit, match="There is no plot 'curve' to omit"):
         main(["report", str(two_games), "--omit", "curve"])

@@ -101,7 +101,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
     :param kl_coef: Coefficient of the KL divergence between the policy of the rollout and the current policy
-    :param beta: Weight of the sampled correction, from 0 (trust the critic) to 1 (trust the return)
+    :param beta: Weight of the sampled correction, at least 0. At 0 the gradient trusts the critic, at 1 the return
     :param shrinkage: Probability of an action at which its advantage in the sum is halved, at least 0. The critic knows little
         of actions that are seldom taken. 0 trusts it for all actions alike. With ``beta=1``, the larger, the closer to
         "sampled", and the expected gradient at pi = pi_old is the same for every value, but for sigma.

@@ -346,6 +346,7 @@ def markdown(
         lines += _of_environment(env_id, groups, _stop_return(groups) if goal is None else goal, "###" if several else "##")
     if has_curves(envs):
         lines += ["## In training", "", images["curves"], ""]
+    if has_curves(envs) and "curves" not in (omitted or {}):
         lines += [CURVE_LINES + (STOPPED_CURVES if any(record.stopped for record in records) else ""), ""]
     lines += [
         "## All runs",
