@@ -74,7 +74,8 @@ ABLATION: dict[str, dict[str, Any]] = {
     "qppo-no-scale": {"advantage_scale": None},
     "qppo-no-kl": {"kl_coef": 0.0},
     "qppo-one-epoch": {"n_epochs": 1},
-    # The preset has no LayerNorm. The other entries of its network are repeated, because this one replaces them all
+    # Entries of the network replace all others, so the ones that do not change are repeated. The preset has no LayerNorm
+    "qppo-no-dueling": {"policy_kwargs": "dict(features_extractor_class=MinAtarCNN, net_arch=[])"},
     "qppo-layer-norm": {
         "policy_kwargs": "dict(features_extractor_class=MinAtarCNN, features_extractor_kwargs=dict(layer_norm='all'), "
         "net_arch=[], dueling=True)"
