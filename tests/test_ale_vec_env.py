@@ -283,6 +283,14 @@ def test_same_seed_same_games_and_seeds_are_used_once():
     np.testing.assert_array_equal(frames(env), first)
 
 
+def test_a_reset_after_a_step_that_was_interrupted_has_no_trace_of_it():
+    env = make_ale_vec_env(PONG, 2, seed=5)
+    expected = frames(env)
+    env.step_async(np.ones(2, dtype=int))
+    env.seed(5)
+    np.testing.assert_array_equal(frames(env), expected)
+
+
 def test_environments_without_a_seed_differ_and_large_seeds_are_taken():
     assert not np.array_equal(frames(make_ale_vec_env(PONG, 4)), frames(make_ale_vec_env(PONG, 4)))
     assert not np.array_equal(frames(make_ale_vec_env(PONG, 2, seed=2**32 - 3)), frames(make_ale_vec_env(PONG, 2, seed=5)))
@@ -351,6 +359,12 @@ def test_a_game_in_another_mode_is_refused(monkeypatch):
     monkeypatch.setitem(gym.registry, "Pong2-v0", replace(spec, id="Pong2-v0", kwargs={**spec.kwargs, "mode": 1}))
     with pytest.raises(ValueError, match="AleVecEnv has no mode, which Pong2-v0 sets"):
         make_ale_vec_env("Pong2-v0")
+
+
+def test_a_game_with_a_time_limit_of_its_own_is_refused(monkeypatch):
+    monkeypatch.setitem(gym.registry, "Pong3-v0", replace(gym.spec(PONG), id="Pong3-v0", max_episode_steps=40))
+    with pytest.raises(ValueError, match="AleVecEnv has no max_episode_steps, which Pong3-v0 sets"):
+        make_ale_vec_env("Pong3-v0")
 
 
 def test_misspelt_environment_is_refused_with_a_proposal():
@@ -434,6 +448,21 @@ def test_environments_that_would_lose_arguments_are_not_replaced(arguments, lost
         to_ale_vec_env(make_atari_env(PONG, 1, env_kwargs=dict(render_mode=None, **arguments)))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "lost"),
+    [
+        (dict(info_keywords=("lives",)), r"info_keywords=\('lives',\)"),
+        (dict(reset_keywords=("options",), allow_early_resets=False), r"reset_keywords=\('options',\), allow_early_resets=False"),
+        (dict(override_existing=False), "override_existing=False"),
+    ],
+)
+def test_environments_that_would_lose_arguments_of_their_monitor_are_not_replaced(arguments, lost, tmp_path):
+    env = make_atari_env(PONG, 1, env_kwargs=dict(render_mode=None), monitor_dir=str(tmp_path), monitor_kwargs=arguments)
+    with pytest.raises(ValueError, match=f"AleVecEnv would leave out {lost} of {PONG}"):
+        to_ale_vec_env(env)
+    env.close()
+
+
 def test_environments_that_would_lose_a_wrapper_are_not_replaced():
     env = make_vec_env(PONG, 1, wrapper_class=lambda env: TransformReward(AtariWrapper(env), lambda reward: 2 * reward))
     env.render_mode = None
@@ -474,6 +503,10 @@ def test_the_state_of_environments_with_another_argument_is_refused(argument, va
     other = make_ale_vec_env(PONG, 1, seed=0, wrapper_kwargs={argument: value})
     with pytest.raises(ValueError, match=rf"{PONG} was trained with other arguments: `{argument}` is {value}, and was"):
         other.set_state(env.get_state())
+    with pytest.raises(ValueError, match="`n_envs` is 2, and was 1"):
+        make_ale_vec_env(PONG, 2, wrapper_kwargs={argument: value}).set_state(env.get_state())
+    with pytest.raises(ValueError, match=f"`env_id` is {BREAKOUT}, and was {PONG}"):
+        make_ale_vec_env(BREAKOUT, 1, wrapper_kwargs={argument: value}).set_state(env.get_state())
     # As before there were any in it
     state = env.get_state()
     del state["arguments"]

@@ -59,6 +59,23 @@ STATE = {
 }
 
 
+def test_keys_with_slashes_keep_their_own_arrays(tmp_path):
+    state = {"a": {"b": np.zeros(2), "c": th.zeros(2)}, "a/b": np.ones(3), "a/c": th.ones(3)}
+    assert same(load_checkpoint(save_checkpoint(tmp_path, 5, state)).state, state)
+
+
+def test_a_tensor_that_is_learnt_can_be_learnt_further(tmp_path):
+    state = {"learnt": th.ones(2, requires_grad=True), "computed": 2 * th.ones(2, requires_grad=True), "constant": th.ones(2)}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 5, state)).state
+    assert {name: tensor.requires_grad for name, tensor in loaded.items()} == {
+        "learnt": True,
+        "computed": False,
+        "constant": False,
+    }
+    loaded["learnt"].square().sum().backward()
+    assert loaded["learnt"].grad.tolist() == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("name", STATE)
 def test_what_is_saved_is_what_is_loaded(name, tmp_path):
     path = save_checkpoint(tmp_path, 5, {name: STATE[name]})

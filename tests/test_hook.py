@@ -58,12 +58,12 @@ def test_nothing_is_imported_before_rl_zoo_is(folder):
 
 def test_import_of_the_hook_loads_no_further_module():
     program = (
-        f"import sys; sys.path.insert(0, {str(HOOK.parent)!r}); before = set(sys.modules); "
+        f"import os, sys; sys.path.insert(0, {str(HOOK.parent)!r}); before = set(sys.modules); "
         "import sb3_qac_zoo_hook; sb3_qac_zoo_hook.install(); print(sorted(set(sys.modules) - before))"
     )
-    # Without -S, as an interpreter starts: ``os`` is loaded by then
-    result = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True)
-    assert result.stdout.strip() in ("['sb3_qac_zoo_hook']", "[]")
+    # With -S, or the hook that is installed here would be the one that is loaded. Without it, ``os`` is loaded by then
+    result = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "['sb3_qac_zoo_hook']"
 
 
 @pytest.mark.parametrize("flags", [(), ("-W", "error")])

@@ -16,6 +16,7 @@ import time
 import types
 import uuid
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -45,8 +46,9 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnRewardThreshold,
 )
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import HParam, configure
+from stable_baselines3.common.logger import HParam, Logger, configure, make_output_format
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -407,6 +409,34 @@ def test_the_users_own_logger_writes_after_a_resume(tmp_path):
     assert [row["steps"] for row in rows] == [row["time/total_timesteps"] for row in rows] and rows[-1]["steps"] == "224"
 
 
+class Marked(Logger):
+    """A logger of the user's that counts its rows."""
+
+    n_rows = 0
+
+    def __init__(self, folder):
+        super().__init__(folder, [make_output_format("csv", folder)])
+
+    def dump(self, step=0):
+        self.n_rows += 1
+        self.record("rows", self.n_rows)
+        super().dump(step)
+
+
+def test_a_logger_of_the_users_class_stays_one_after_a_resume(tmp_path):
+    counts = []
+    for steps in (100, 200):
+        logger, model = Marked(str(tmp_path / str(steps))), make_model(QA2C)
+        model.set_logger(logger)
+        model.learn(steps, ExactCheckpointCallback(tmp_path / "checkpoints"), log_interval=1)
+        assert isinstance(model.logger, Marked)
+        logger.close()
+        rows = csv.DictReader((tmp_path / str(steps) / "progress.csv").read_text().splitlines())
+        counts.append([int(row["rows"]) for row in rows])
+    # 32 steps for each row. The second file begins with the rows of the first one
+    assert counts == [[1, 2, 3, 4], [1, 2, 3, 4, 1, 2, 3]]
+
+
 class WithBonus(A2C):
     """An algorithm of the user's, with two arguments of its own."""
 
@@ -429,6 +459,66 @@ def test_arguments_of_the_users_own_algorithm_are_compared(kwargs, message, tmp_
         resume(make_model(WithBonus, **kwargs), tmp_path)
     # What does not change the numbers may differ
     resume(make_model(WithBonus, verbose=0, stats_window_size=10, tensorboard_log=str(tmp_path)), tmp_path)
+
+
+class Sets(BaseCallback):
+    """Changes the model at a step, in its first rollout after it."""
+
+    def __init__(self, step, change):
+        super().__init__()
+        self.step, self.change = step, change
+
+    def _on_rollout_end(self):
+        if self.num_timesteps == self.step:
+            self.change(self.model)
+
+    def _on_step(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name", "message"),
+    [
+        (QA2C, "lr_schedule", r"learning_rate is \[0.001, 0.001\], and was \[0.25, 0.25\]"),
+        (A2C, "lr_schedule", r"learning_rate is \[0.001, 0.001\], and was \[0.25, 0.25\]"),
+        (QPPO, "clip_range", r"clip_range is \[0.2, 0.2\], and was \[0.25, 0.25\]"),
+    ],
+)
+def test_a_schedule_that_a_callback_has_replaced_is_not_undone_without_a_word(algorithm, name, message, tmp_path):
+    change = Sets(64, lambda model: setattr(model, name, lambda progress: 0.25))
+    make_model(algorithm).learn(100, [change, ExactCheckpointCallback(tmp_path)])
+    with pytest.raises(CheckpointError, match=message):
+        make_model(algorithm).learn(200, [change, ExactCheckpointCallback(tmp_path)])
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_parameters_that_a_callback_has_frozen_or_freed_stay_so(frozen, tmp_path):
+    def learn(folder, steps):
+        model = make_model(QA2C)
+        model.policy.action_net.requires_grad_(frozen)
+        change = Sets(64, lambda model: model.policy.action_net.requires_grad_(not frozen))
+        return model.learn(steps, [change, ExactCheckpointCallback(folder)])
+
+    straight = learn(tmp_path / "one", 192)
+    learn(tmp_path / "other", 96)
+    assert_same_parameters(learn(tmp_path / "other", 192), straight)
+
+
+def test_classes_among_the_arguments_of_arguments_are_compared(tmp_path):
+    def with_activations(first, second):
+        nested = dict(kinds=[first], other=dict(kind=second), function=np.square)
+        return make_model(QA2C, policy_kwargs=dict(features_extractor_class=Nested, features_extractor_kwargs=nested))
+
+    with_activations(th.nn.Tanh, th.nn.ReLU).learn(40, ExactCheckpointCallback(tmp_path))
+    with_activations(th.nn.Tanh, th.nn.ReLU).learn(80, ExactCheckpointCallback(tmp_path))
+    for kinds in ((th.nn.ReLU, th.nn.ReLU), (th.nn.Tanh, th.nn.Tanh)):
+        with pytest.raises(CheckpointError, match="another training: features_extractor_kwargs is .*, and was "):
+            with_activations(*kinds).learn(80, ExactCheckpointCallback(tmp_path))
+
+
+class Nested(FlattenExtractor):
+    def __init__(self, observation_space, kinds, other, function):
+        super().__init__(observation_space)
 
 
 def test_checkpoints_that_name_fewer_settings_are_gone_on_from(tmp_path):
@@ -1024,6 +1114,28 @@ def test_a_callback_whose_state_cannot_be_kept_is_refused_at_the_start(extra, tm
     make_model(QA2C).learn(64, [Holder(1), ExactCheckpointCallback(tmp_path)])
     with pytest.raises(StateError, match=r"The state of Holder\.extra.* cannot be taken"):
         make_model(QA2C).learn(128, [Holder(extra), ExactCheckpointCallback(tmp_path)])
+
+
+@dataclass
+class Total(BaseCallback):
+    """It has no hash, as dataclasses that can be compared."""
+
+    total: float = 0.0
+
+    def __post_init__(self):
+        super().__init__()
+
+    def _on_step(self):
+        self.total += self.num_timesteps
+        return True
+
+
+def test_a_callback_may_be_a_dataclass(tmp_path):
+    for n_steps in (64, 128):
+        callback = Total()
+        make_model(QA2C).learn(n_steps, [callback, ExactCheckpointCallback(tmp_path)])
+    # Four environments: 4 + 8 + ... + 128
+    assert callback.total == 4 * sum(range(1, 33))
 
 
 class FrozenTeacher(th.nn.Linear):

@@ -1,10 +1,12 @@
 """RL Zoo as its users run it: its commands, some of them literally, in processes of their own, as the `trained` agent."""
 
 import argparse
+import copy
 import functools
 import importlib
 import json
 import os
+import pickle
 import re
 import runpy
 import subprocess
@@ -26,6 +28,7 @@ from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewar
 from sb3_qac import QA2C, QPPO, REINFORCE, commands, doctor, zoo
 from sb3_qac.__main__ import main
 from sb3_qac.common.callbacks import ExactCheckpointCallback
+from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.zoo import search_space
 from sb3_qac.zoo.registration import REGISTRATIONS
 from sb3_qac.zoo.resume import resume_wandb, unfinished_run, without_checkpoints
@@ -157,6 +160,18 @@ def test_the_trials_of_an_optimisation_keep_no_checkpoints(tmp_path, rl_zoo):
     assert "Number of finished trials:  1" in printed and not list(tmp_path.rglob("checkpoints"))
     callbacks = ["a.Other", {"sb3_qac.common.callbacks.ExactCheckpointCallback": {"save_freq": 5}}, ExactCheckpointCallback()]
     assert without_checkpoints(callbacks) == ["a.Other"] and without_checkpoints(callbacks[1]) == []
+
+
+def test_a_callback_of_the_users_in_an_optimisation_need_not_be_written_to_a_file(tmp_path, rl_zoo):
+    (tmp_path / "config.py").write_text(
+        "import threading\nfrom stable_baselines3.common.callbacks import BaseCallback\n\n\n"
+        "class Locked(BaseCallback):\n    lock = None\n\n    def __init__(self):\n        super().__init__()\n"
+        "        self.lock = threading.Lock()\n\n    def _on_step(self):\n        return True\n\n\n"
+        "hyperparams = {'CartPole-v1': dict(n_envs=1, n_timesteps=100, policy='MlpPolicy', callback=Locked())}\n"
+    )
+    trials = ["-optimize", "--n-trials", 1, "--n-startup-trials", 1, "--n-evaluations", 1, "--no-optim-plots"]
+    arguments = ["--algo", "a2c", "--env", "CartPole-v1", "--conf-file", "config.py", "--eval-episodes", 1, "-n", 100]
+    assert "Number of finished trials:  1" in rl_zoo("train", *arguments, *trials, cwd=tmp_path)
 
 
 def test_an_optimisation_of_the_sampled_estimator_has_no_correction(tmp_path, rl_zoo):
@@ -352,11 +367,24 @@ def test_hyperparameters_from_python_with_a_callback_in_them_are_recognised(tmp_
         patch.setattr(QA2C, "train", lambda self: 1 / 0)
         rl_zoo(*command, cwd=tmp_path)
     assert "Resuming from step 0" in rl_zoo(*command, cwd=tmp_path)
+    # RL Zoo reads the callback from the run's config.yml
+    rl_zoo("enjoy", *ARGUMENTS, "-f", "logs", "-n", 10, "--no-render", cwd=tmp_path)
 
 
-def test_the_callback_is_written_as_yaml_without_enumerations():
-    """YAML cannot write their members on Python 3.10."""
-    assert "signal.Signals" not in yaml.dump(ExactCheckpointCallback())
+class Named(ExactCheckpointCallback):
+    def __init__(self, folder, name):
+        super().__init__(folder)
+        self.name = name
+
+
+def test_callbacks_come_back_from_yaml_and_from_copies_with_their_arguments():
+    for copied in (lambda x: yaml.unsafe_load(yaml.dump(x)), copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+        callback = copied(ExactCheckpointCallback("runs/a", save_freq=50, keep=2, verbose=0))
+        assert type(callback) is ExactCheckpointCallback and callback.folder == Path("runs/a")
+        assert (callback.save_freq, callback.keep, callback.verbose) == (50, 2, 0)
+        named = copied(Named("runs/b", "mine"))
+        assert (type(named), named.folder, named.name, named.keep) == (Named, Path("runs/b"), "mine", 3)
+        assert type(copied(CurvesCallback())) is CurvesCallback
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-100])])

@@ -7,6 +7,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 
+def _nothing() -> None:
+    """Does nothing. Not a lambda, so that a callback can be pickled."""
+
+
 class CurvesCallback(BaseCallback):
     """
     Logs rows that SB3 does not log, for any on-policy algorithm, without changing its training:
@@ -31,7 +35,7 @@ class CurvesCallback(BaseCallback):
         # Squared norms of the current gradient step, one for each parameter
         self._squares: list[Any] = []
         # A function, because exact resume would put the list of an earlier time in the place of a list
-        self._remove_hooks: Callable[[], None] = lambda: None
+        self._remove_hooks: Callable[[], None] = _nothing
 
     def _on_training_start(self) -> None:
         n_envs = self.training_env.num_envs

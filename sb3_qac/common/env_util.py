@@ -107,6 +107,7 @@ def _check_replaceable(env: gym.Env) -> None:
     screen: Any = unwrap_wrapper(env, WarpFrame)
     if screen.width != screen.height:
         lost.append(f"the shape {screen.width} x {screen.height} of the images, which would be square,")
+    lost += _lost_of_monitor(env)
     if lost:
         raise ValueError(
             f"AleVecEnv would leave out {', '.join(lost)} of {env.spec.id}. "
@@ -136,6 +137,20 @@ def _atari_wrapper_settings(env: gym.Env) -> dict[str, Any]:
         if wrapper is not None:
             settings[name] = getattr(wrapper, attribute)
     return settings
+
+
+def _lost_of_monitor(env: gym.Env) -> list[str]:
+    """
+    :param env: Environment, perhaps in a ``Monitor``
+    :return: arguments of the monitor that an ``AleVecEnv`` does not have
+    """
+    monitor: Any = unwrap_wrapper(env, Monitor)
+    if monitor is None:
+        return []
+    lost = [f"{name}={value!r}" for name in ("info_keywords", "reset_keywords") if (value := getattr(monitor, name))]
+    lost += [] if monitor.allow_early_resets else ["allow_early_resets=False"]
+    appends = monitor.results_writer is not None and monitor.results_writer.file_handler.mode.startswith("a")
+    return lost + (["override_existing=False"] if appends else [])
 
 
 def _monitor_dir(env: gym.Env) -> str | None:

@@ -27,12 +27,21 @@ from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, write_atomically
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
-from sb3_qac.resume.identity import check_same_number, check_same_training, falling_schedules
+from sb3_qac.resume.identity import check_same_number, check_same_training, constructor_arguments, falling_schedules
 from sb3_qac.resume.logs import ResumedLogger, ResumedTensorBoard, read_log, results_writers, rewrite_log, sync_files
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
 from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.signals import DeferredSignals
-from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, set_attributes, set_state, set_values
+from sb3_qac.resume.state import (
+    StateError,
+    get_plain_attributes,
+    get_state,
+    is_plain,
+    objects_in,
+    set_attributes,
+    set_state,
+    set_values,
+)
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, wandb_identity
 
 
@@ -91,14 +100,24 @@ class ExactCheckpointCallback(BaseCallback):
         self._rollout_is_complete = False
         # Class of each object in the state when the training started, by its place
         self._objects: dict[str, str] | None = None
-        # Settings of the other callbacks when the training started
-        self._settings: dict[BaseCallback, dict[str, Any]] = {}
+        # The other callbacks, and their settings when the training started, by identity: a dataclass has no hash
+        self._settings: dict[int, tuple[BaseCallback, dict[str, Any]]] = {}
         self._evaluation_random_state: dict[str, Any] = {}
         # State that is restored only after every callback has started
         self._state_to_restore: dict[str, Any] | None = None
         self._error_at_start: BaseException | None = None
         self._signals = DeferredSignals(self._is_learning)
         self._lock: FileLock | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """:return: the arguments: RL Zoo writes a callback that is given in a Python file into ``config.yml``"""
+        arguments = constructor_arguments(self)
+        kept = {name: value for name, value in get_plain_attributes(self).items() if name in arguments}
+        return {**kept, "folder": None if self.folder is None else str(self.folder)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ExactCheckpointCallback.__init__(self, state.pop("folder"))
+        vars(self).update(state)
 
     # ---- the course of a training ----
 
@@ -133,7 +152,7 @@ class ExactCheckpointCallback(BaseCallback):
             root.callbacks = [*root.callbacks, self._log_interval_callback]
 
         for callback in self._callbacks():
-            self._settings.setdefault(callback, callback_settings(callback))
+            self._settings.setdefault(id(callback), (callback, callback_settings(callback)))
         self._log_to_wandb(folder)
 
         checkpoint = newest_checkpoint(folder)
@@ -294,7 +313,7 @@ class ExactCheckpointCallback(BaseCallback):
             "evaluation_random": self._evaluation_random_state,
             "evaluation_envs": evaluation_envs,
             "callbacks": [
-                [type(callback).__name__, callback_state(callback, self._settings.get(callback, {}), seen)]
+                [type(callback).__name__, callback_state(callback, self._settings.get(id(callback), (None, {}))[1], seen)]
                 for callback in self._callbacks()
             ],
             "iteration": self.iteration,
@@ -321,7 +340,7 @@ class ExactCheckpointCallback(BaseCallback):
         for callback, (_, values) in zip(self._callbacks(), state["callbacks"], strict=True):
             plain = {name: value for name, value in values.items() if is_plain(value)}
             # A copy: they may change the values before these are restored a second time
-            set_attributes(callback, copy.deepcopy(plain) if callback in called_before else plain)
+            set_attributes(callback, copy.deepcopy(plain) if id(callback) in called_before else plain)
         self._check_same_number_of_episodes()
         evaluation_files = self._evaluation_files()
         check_same_number(
@@ -363,7 +382,7 @@ class ExactCheckpointCallback(BaseCallback):
         # Callbacks before this one were already called for this rollout, as when the checkpoint was written
         called_before = self._called_before()
         for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
-            left = {key: value for key, value in values.items() if callback in called_before or not is_plain(value)}
+            left = {key: value for key, value in values.items() if id(callback) in called_before or not is_plain(value)}
             set_values(callback, left, name)
         self._restore_rows(state["logger"])
         set_random_state(state["random"])
@@ -401,7 +420,7 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _restore_logger(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
-        logger = ResumedLogger(self.model.logger)
+        logger = ResumedLogger.instead_of(self.model.logger)
         csv_formats = [f for f in logger.output_formats if isinstance(f, CSVOutputFormat)]
         check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
         for csv_format, keys in zip(csv_formats, state["csv_keys"], strict=True):
@@ -444,12 +463,12 @@ class ExactCheckpointCallback(BaseCallback):
         return (
             callback
             for callback in flatten(self.locals["callback"])
-            if callback not in (self, self._log_interval_callback) and not isinstance(callback, stateless)
+            if not isinstance(callback, (*stateless, LogIntervalCallback)) and callback is not self
         )
 
-    def _called_before(self) -> set[BaseCallback]:
-        """:return: the callbacks that ``learn`` calls before this one"""
-        return set(itertools.takewhile(lambda callback: callback is not self, flatten(self.locals["callback"])))
+    def _called_before(self) -> set[int]:
+        """:return: identities of the callbacks that ``learn`` calls before this one"""
+        return set(map(id, itertools.takewhile(lambda callback: callback is not self, flatten(self.locals["callback"]))))
 
     def _evaluations(self) -> list[EvalCallback]:
         return [callback for callback in self._callbacks() if isinstance(callback, EvalCallback)]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
+from numpy.lib.array_utils import byte_bounds
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -198,7 +199,7 @@ class _Encoder:
         self.encoded: set[int] = set()
 
     def _add_memory(self, name: str, overlapping: list[tuple[int, np.ndarray]]) -> None:
-        bounds = [_byte_bounds(array) for _, array in overlapping]
+        bounds = [byte_bounds(array) for _, array in overlapping]
         # Keeps numbers aligned
         start = min(low for low, _ in bounds) // ALIGNMENT * ALIGNMENT
         memory = np.zeros(max(high for _, high in bounds) - start, dtype=np.uint8)
@@ -247,9 +248,13 @@ class _Encoder:
             layout = {"shape": list(array.shape), "strides": list(array.strides)}
             tensor = {"tensor": str(value.dtype).removeprefix("torch.")} if isinstance(value, th.Tensor) else {}
             return {TAG: "view", "name": memory, "dtype": array.dtype.str, "offset": offset, **layout, **tensor}
+        # The keys "a/b" and "a", then "b", have the same position
+        while name in self.arrays:
+            name += "'"
         if isinstance(value, th.Tensor):
             self.arrays[name] = value.detach().cpu().contiguous().clone()
-            return {TAG: "tensor", "name": name}
+            learnt = {"requires_grad": True} if value.requires_grad and value.is_leaf else {}
+            return {TAG: "tensor", "name": name, **learnt}
         kind = "scalar" if isinstance(value, np.generic) else "bytes" if isinstance(value, bytes) else "array"
         array = np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes) else np.asarray(value)
         # Keep the memory layout of transposed images: torch computes them in another order, which changes the rounding
@@ -286,8 +291,8 @@ def _overlapping_arrays(state: Any) -> Iterator[list[tuple[int, np.ndarray]]]:
     """
     group: list[tuple[int, np.ndarray]] = []
     end = 0
-    for key, array in sorted(_arrays_in(state), key=lambda item: _byte_bounds(item[1])):
-        low, high = _byte_bounds(array)
+    for key, array in sorted(_arrays_in(state), key=lambda item: byte_bounds(item[1])):
+        low, high = byte_bounds(array)
         if low >= end:
             if len(group) > 1:
                 yield group
@@ -320,16 +325,6 @@ def _items(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple | deque) else ()
-
-
-def _byte_bounds(array: np.ndarray) -> tuple[int, int]:
-    """
-    :param array: An array
-    :return: addresses of its first byte and of the byte after its last
-    """
-    first = array.__array_interface__["data"][0]
-    steps = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
-    return first + sum(step for step in steps if step < 0), first + sum(step for step in steps if step > 0) + array.itemsize
 
 
 def _as_tensor(array: np.ndarray, name: str) -> th.Tensor:
@@ -378,7 +373,7 @@ def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) 
 def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
     kind = value[TAG]
     if kind == "tensor":
-        return arrays[value["name"]]
+        return arrays[value["name"]].requires_grad_(value.get("requires_grad", False))
     if kind == "view":
         memory, dtype = arrays[value["name"]].numpy().data, np.dtype(value["dtype"])
         if dtype.hasobject:

@@ -13,17 +13,23 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 
 class ResumedLogger(Logger):
-    """
-    Logger of a resumed training, which can skip a row.
+    """Logger of a resumed training, which can skip a row."""
 
-    :param logger: The logger that it replaces, before any row is written. What is recorded with it comes into the same rows.
-    """
+    # While this is set, nothing is recorded until the next row would be written, and that row is skipped
+    hold = False
 
-    def __init__(self, logger: Logger) -> None:
-        super().__init__(logger.dir, logger.output_formats)
-        vars(self).update(vars(logger))
-        # While this is set, nothing is recorded until the next row would be written, and that row is skipped
-        self.hold = False
+    @classmethod
+    def instead_of(cls, logger: Logger) -> "ResumedLogger":
+        """
+        :param logger: The logger to replace, before any row is written
+        :return: a logger that also has the methods of its class, and to which what is recorded with the old one belongs
+        """
+        kind = type(logger)
+        # `learn` may be called again with the same logger
+        resumed: Any = kind if issubclass(kind, cls) else type(cls.__name__, (cls, kind), {})
+        replacement = resumed.__new__(resumed)
+        vars(replacement).update(vars(logger), hold=False)
+        return replacement
 
     def record(self, key: str, value: Any, exclude: str | tuple[str, ...] | None = None) -> None:
         if not self.hold:

@@ -69,6 +69,8 @@ def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[
         "elapsed": time.time_ns() - model.start_time,
         # Copies: parts of the policy share parameters, which it does itself
         "policy": {name: tensor.clone() for name, tensor in model.policy.state_dict().items()},
+        # A callback may freeze layers and free them
+        "frozen": [name for name, parameter in model.policy.named_parameters() if not parameter.requires_grad],
         "optimizer": model.policy.optimizer.state_dict(),
         "env": env,
     }
@@ -81,6 +83,9 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
     """
     assert isinstance(model, OnPolicyAlgorithm)
     model.policy.load_state_dict(state["policy"])
+    for name, parameter in model.policy.named_parameters():
+        # Earlier checkpoints do not have it
+        parameter.requires_grad_(name not in state["frozen"] if "frozen" in state else parameter.requires_grad)
     model.policy.optimizer.load_state_dict(state["optimizer"])
     set_state(model.env, state["env"], "the environment")
     vars(model).update(state["model"])

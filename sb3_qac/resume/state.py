@@ -31,11 +31,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 from torch.utils.hooks import RemovableHandle
 
-# Attributes that describe how an object was built, or that every step overwrites
-SKIPPED_ATTRIBUTES = frozenset(
-    {"spec", "metadata", "class_attributes", "buf_infos", "reset_infos"}
-    | {"_cached_spec", "_metadata", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
-)
+# Attributes that describe how an object was built
+SKIPPED_ATTRIBUTES = frozenset({"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"})
+# Further ones of environments, some of which every step overwrites
+ENV_ATTRIBUTES_SKIPPED = SKIPPED_ATTRIBUTES | {
+    *("spec", "metadata", "class_attributes", "buf_infos", "reset_infos", "_cached_spec", "_metadata")
+}
 CONSTANTS = (
     types.ModuleType,
     types.FunctionType,
@@ -171,6 +172,9 @@ def set_attributes(obj: Any, values: dict[str, Any]) -> None:
             # Keep the class of a `Counter` or another subclass of dict
             current.clear()
             current.update(value)
+        elif isinstance(value, th.Tensor) and isinstance(current, th.Tensor) and value.device != current.device:
+            # A checkpoint has all tensors on the CPU
+            vars(obj)[name] = value.detach().to(current.device).requires_grad_(value.requires_grad)
         else:
             vars(obj)[name] = value
 
@@ -234,7 +238,8 @@ def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     # The attributes of a container, if any, are not its content
     if has_hidden_state(obj) or isinstance(obj, dict | list | tuple | set | deque):
         raise _cannot_be_taken(obj, name)
-    return get_attributes(obj, name, seen)
+    skipped = ENV_ATTRIBUTES_SKIPPED if isinstance(obj, gym.Env | VecEnv) else SKIPPED_ATTRIBUTES
+    return get_attributes(obj, name, seen, skipped)
 
 
 def _cannot_be_taken(obj: Any, name: str) -> StateError:
@@ -265,7 +270,7 @@ def has_hidden_state(obj: Any) -> bool:
     return (in_c and not isinstance(obj, types.SimpleNamespace)) or not names <= {"__dict__", "__weakref__"}
 
 
-def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str] = SKIPPED_ATTRIBUTES) -> dict[str, Any]:
+def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str]) -> dict[str, Any]:
     """
     :param obj: An object
     :param name: What to call it in errors

@@ -99,7 +99,7 @@ def resume_exactly(exp_manager: ModuleType) -> None:
     @functools.wraps(read_hyperparameters)
     def read_and_keep_hyperparameters(self: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         hyperparams, saved_hyperparams = read_hyperparameters(self)
-        if "callback" in saved_hyperparams:
+        if "callback" in saved_hyperparams and not self.optimize_hyperparameters:
             # Text, because RL Zoo changes some of the values later
             self.hyperparams_as_read = yaml.dump(dict(saved_hyperparams))
         return hyperparams, saved_hyperparams

@@ -109,6 +109,8 @@ class AleVecEnv(VecEnv):
         )
         # What a training depends on: it is resumed only with the same
         self._arguments = dict(
+            env_id=env_id,
+            n_envs=n_envs,
             noop_max=noop_max,
             frame_skip=frame_skip,
             screen_size=screen_size,
@@ -128,6 +130,8 @@ class AleVecEnv(VecEnv):
         self._first_steps = np.zeros(n_envs, dtype=np.int64)
         self._n_steps = 0
         self._state_to_set: dict[str, Any] | None = None
+        # Whether a step was sent whose result was not received
+        self._is_stepping = False
 
         observation_space = spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
         super().__init__(n_envs, observation_space, self._envs.single_action_space)
@@ -156,6 +160,10 @@ class AleVecEnv(VecEnv):
                 self._base_seeds[i], self._n_seeds[i] = seed, 0
         self._reset_seeds()
         self._state_to_set = None
+        if self._is_stepping:
+            # As after Ctrl-C in a step
+            self._envs.recv()
+            self._is_stepping = False
         obs, info = self._start_anew(np.ones(self.num_envs, dtype=bool))
         self._lives = info["lives"]
         self._life_lost[:] = False
@@ -201,10 +209,12 @@ class AleVecEnv(VecEnv):
             raise ValueError(f"Actions must be between 0 and {self.action_space.n - 1}, but {actions} was given.")  # type: ignore[attr-defined]
         self._actions += actions.astype(np.uint8).tobytes()
         self._n_steps += 1
+        self._is_stepping = True
         self._envs.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
         obs, raw_rewards, terminated, truncated, info = self._envs.recv()
+        self._is_stepping = False
         self._returns += raw_rewards
         game_over = terminated | truncated
         infos: list[dict[str, Any]] = [{"lives": lives} for lives in info["lives"].tolist()]
@@ -276,8 +286,8 @@ class AleVecEnv(VecEnv):
         :param state: Result of ``get_state``
         :raises ValueError: if the environments that it was taken from have other arguments
         """
-        # Those of earlier versions have none
-        there = state.get("arguments", self._arguments)
+        # Those of earlier versions have none, or not all
+        there = {**self._arguments, **state.get("arguments", {})}
         different = [
             f"`{name}` is {value}, and was {there[name]}" for name, value in self._arguments.items() if value != there[name]
         ]
@@ -365,6 +375,7 @@ def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
     defaults = {"repeat_action_probability": 0.25, "full_action_space": False, "max_num_frames_per_episode": 108_000}
     game = {**defaults, **spec.kwargs}
     unknown = [name for name in spec.kwargs if name not in (*defaults, "game", "frameskip")]
+    unknown += [name for name in ("max_episode_steps", "additional_wrappers") if getattr(spec, name)]
     if unknown:
         raise ValueError(f"AleVecEnv has no {', '.join(unknown)}, which {spec.id} sets. Use SB3's `make_atari_env`.")
     if game.get("frameskip", 4) != 1:
