@@ -452,7 +452,8 @@ def test_environments_that_would_lose_arguments_are_not_replaced(arguments, lost
     ("arguments", "lost"),
     [
         (dict(info_keywords=("lives",)), r"info_keywords=\('lives',\)"),
-        (dict(reset_keywords=("options",), allow_early_resets=False), r"reset_keywords=\('options',\), allow_early_resets=False"),
+        (dict(reset_keywords=("options",)), r"reset_keywords=\('options',\)"),
+        (dict(allow_early_resets=False), "allow_early_resets=False"),
         (dict(override_existing=False), "override_existing=False"),
     ],
 )

@@ -512,7 +512,7 @@ def test_classes_among_the_arguments_of_arguments_are_compared(tmp_path):
     with_activations(th.nn.Tanh, th.nn.ReLU).learn(40, ExactCheckpointCallback(tmp_path))
     with_activations(th.nn.Tanh, th.nn.ReLU).learn(80, ExactCheckpointCallback(tmp_path))
     for kinds in ((th.nn.ReLU, th.nn.ReLU), (th.nn.Tanh, th.nn.Tanh)):
-        with pytest.raises(CheckpointError, match="another training: features_extractor_kwargs is .*, and was "):
+        with pytest.raises(CheckpointError, match=r"another training: features_extractor_kwargs is .*, and was "):
             with_activations(*kinds).learn(80, ExactCheckpointCallback(tmp_path))
 
 

@@ -20,7 +20,12 @@ def add_parser(commands: Any) -> None:
         formatter_class=HelpFormatter,
     )
     evaluate.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a finished run of a study")
-    evaluate.add_argument("--episodes", type=int, default=1000, help="number of whole episodes for each kind of action")
+    evaluate.add_argument(
+        "--episodes",
+        type=int,
+        default=1000,
+        help="number of whole episodes for each kind of action; 30 are enough for Atari games",
+    )
     evaluate.add_argument("--threads", type=int, default=1, help="PyTorch threads")
     evaluate.add_argument("--json", action="store_true", help="print a line of JSON for each agent")
     evaluate.set_defaults(run=run)

@@ -28,7 +28,8 @@ def add_parser(commands: Any) -> None:
         "--algos",
         nargs="+",
         metavar="ALGO",
-        help="all-action, all-action-baseline, beta-loo (or the course documents' names: task1, task2, beta1), "
+        help="all-action, all-action-baseline, beta-loo (or the course documents' names, which their folders have: task1, "
+        "task2, beta1), "
         "qa2c (its preset as it is), qppo, qppo-sampled, pqn, algorithms of RL Zoo, rungs of the ladder, or rows of the "
         "ablation; default: a2c all-action all-action-baseline",
     )

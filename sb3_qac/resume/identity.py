@@ -70,8 +70,8 @@ def _argument(model: BaseAlgorithm, name: str) -> Any:
 def settings(values: dict[Any, Any]) -> dict[Any, Any]:
     """
     :param values: Arguments by name
-    :return: the arguments that can be compared, as plain data: classes by their names, schedules by two of their values; so are
-        those in dictionaries, lists and tuples
+    :return: the arguments that can be compared, as plain data: classes by their names, schedules by two of their values. So
+        are those in dictionaries, lists and tuples.
     """
     described: dict[Any, Any] = {}
     for name, value in values.items():
