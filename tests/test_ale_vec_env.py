@@ -283,14 +283,6 @@ def test_same_seed_same_games_and_seeds_are_used_once():
     np.testing.assert_array_equal(frames(env), first)
 
 
-def test_a_reset_after_a_step_that_was_interrupted_has_no_trace_of_it():
-    env = make_ale_vec_env(PONG, 2, seed=5)
-    expected = frames(env)
-    env.step_async(np.ones(2, dtype=int))
-    env.seed(5)
-    np.testing.assert_array_equal(frames(env), expected)
-
-
 def test_environments_without_a_seed_differ_and_large_seeds_are_taken():
     assert not np.array_equal(frames(make_ale_vec_env(PONG, 4)), frames(make_ale_vec_env(PONG, 4)))
     assert not np.array_equal(frames(make_ale_vec_env(PONG, 2, seed=2**32 - 3)), frames(make_ale_vec_env(PONG, 2, seed=5)))

@@ -498,34 +498,11 @@ def test_statistics_of_all_episodes_are_kept_outside_of_a_replay_and_refused_ins
     )
 
 
-class Levels(gym.Env):
-    """Its reward depends on how many episodes there were."""
-
-    observation_space, action_space = spaces.Box(0, 10, (1,)), spaces.Discrete(2)
-
-    def __init__(self):
-        self.level, self.visits = 0, np.zeros(10)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.level, self.count = self.level + 1, 0
-        return np.zeros(1, dtype=np.float32), {}
-
-    def step(self, action):
-        self.count += 1
-        self.visits[self.count % 10] += 1
-        reward = float(self.level + self.visits.sum())
-        return np.array([self.count], dtype=np.float32), reward, self.count == 9, False, {}
-
-
-def test_what_an_environment_counts_over_episodes_is_kept_outside_of_a_replay_and_inside(tmp_path):
-    for wrapper_class in (None, EpisodeReplay):
-        assert_go_on_alike(lambda kind=wrapper_class: make_vec_env(Levels, 1, wrapper_class=kind), tmp_path, 40, 40)
-
-
 class Described:
     def __init__(self):
         self.metadata, self.spec = {"turn": 0}, [0]
+        # Not state, as in descriptions of other packages
+        self.reset_infos = types.MappingProxyType({})
 
 
 def test_attributes_of_an_object_are_kept_whose_names_environments_use_for_descriptions(tmp_path):

@@ -374,7 +374,7 @@ def test_hyperparameters_from_python_with_a_callback_in_them_are_recognised(tmp_
 class Named(ExactCheckpointCallback):
     def __init__(self, folder, name):
         super().__init__(folder)
-        self.name = name
+        self._name, self.notify = name, print
 
 
 def test_callbacks_come_back_from_yaml_and_from_copies_with_their_arguments():
@@ -383,7 +383,7 @@ def test_callbacks_come_back_from_yaml_and_from_copies_with_their_arguments():
         assert type(callback) is ExactCheckpointCallback and callback.folder == Path("runs/a")
         assert (callback.save_freq, callback.keep, callback.verbose) == (50, 2, 0)
         named = copied(Named("runs/b", "mine"))
-        assert (type(named), named.folder, named.name, named.keep) == (Named, Path("runs/b"), "mine", 3)
+        assert (type(named), named.folder, named._name, named.notify, named.keep) == (Named, Path("runs/b"), "mine", print, 3)
         assert type(copied(CurvesCallback())) is CurvesCallback
 
 

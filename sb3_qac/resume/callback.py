@@ -27,21 +27,12 @@ from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, write_atomically
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
-from sb3_qac.resume.identity import check_same_number, check_same_training, constructor_arguments, falling_schedules
+from sb3_qac.resume.identity import check_same_number, check_same_training, falling_schedules
 from sb3_qac.resume.logs import ResumedLogger, ResumedTensorBoard, read_log, results_writers, rewrite_log, sync_files
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
 from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.signals import DeferredSignals
-from sb3_qac.resume.state import (
-    StateError,
-    get_plain_attributes,
-    get_state,
-    is_plain,
-    objects_in,
-    set_attributes,
-    set_state,
-    set_values,
-)
+from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, set_attributes, set_state, set_values
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, wandb_identity
 
 
@@ -110,14 +101,14 @@ class ExactCheckpointCallback(BaseCallback):
         self._lock: FileLock | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """:return: the arguments: RL Zoo writes a callback that is given in a Python file into ``config.yml``"""
-        arguments = constructor_arguments(self)
-        kept = {name: value for name, value in get_plain_attributes(self).items() if name in arguments}
+        """:return: the arguments, and what a subclass adds: RL Zoo writes a callback from a Python file to ``config.yml``"""
+        of_this_process = vars(ExactCheckpointCallback()).keys() - {"save_freq", "keep", "verbose"}
+        kept = {name: value for name, value in vars(self).items() if name not in of_this_process}
         return {**kept, "folder": None if self.folder is None else str(self.folder)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        ExactCheckpointCallback.__init__(self, state.pop("folder"))
-        vars(self).update(state)
+        ExactCheckpointCallback.__init__(self, state["folder"])
+        vars(self).update({name: value for name, value in state.items() if name != "folder"})
 
     # ---- the course of a training ----
 
@@ -588,4 +579,4 @@ class LogIntervalCallback(BaseCallback):
         if iteration % log_interval == 0:
             model.dump_logs(iteration)
         if (iteration - self.offset) % log_interval == 0:
-            model.logger.hold = True
+            model.logger.holds_row = True

@@ -69,8 +69,8 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
         "generator": obj.unwrapped.np_random.bit_generator.state,
         "actions": list(obj.actions),
         "obs": obj.obs,
-        # Counters that a reset does not clear, such as Monitor's, or a level that the environment reaches after many episodes
-        "layers": [get_plain_attributes(layer) for layer in (*layers(obj.env), obj.unwrapped)],
+        # Counters that a reset does not clear, such as Monitor's
+        "layers": [get_plain_attributes(layer) for layer in layers(obj.env)],
     }
 
 
@@ -89,8 +89,7 @@ def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
         )
     # Earlier checkpoints do not have it
     obj.unwrapped.np_random.bit_generator.state = values.get("generator", obj.unwrapped.np_random.bit_generator.state)
-    # Earlier checkpoints do not have those of the environment itself, which comes last
-    for layer, attributes in zip((*layers(obj.env), obj.unwrapped), values["layers"], strict=False):
+    for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
         # What the replay has restored may be part of something else
         set_attributes(layer, {key: value for key, value in attributes.items() if not equal(value, vars(layer).get(key))})
 

@@ -16,8 +16,6 @@ ARGUMENTS_NOT_COMPARED = frozenset({"policy", "policy_kwargs", "env", "learning_
 # Classes that differ from another one only in where they compute
 SAME_AS = {"DeviceRolloutBuffer": "RolloutBuffer"}
 SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
-# Arguments that may be schedules. A callback may have put a plain function in the place of one
-SCHEDULED = ("clip_range", "clip_range_vf", "ent_coef")
 # Arguments of an environment that change only how it is shown
 SHOWN = frozenset({"render_mode"})
 # Settings of VecNormalize
@@ -54,26 +52,20 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
         "VecNormalize": None if normalize is None else {name: getattr(normalize, name) for name in NORMALIZATION},
         "n_envs": model.n_envs,
         "policy": type(model.policy).__name__,
-        **settings({"learning_rate": FloatSchedule(model.lr_schedule)}),
-        **settings({name: _argument(model, name) for name in arguments if hasattr(model, name)}),
+        **settings({"learning_rate": model.lr_schedule}),
+        **settings({name: getattr(model, name) for name in arguments if hasattr(model, name)}),
         # Arguments of the policy, such as layers and optimizer, and those that the policy does not report
         **settings(policy),
         "policy_kwargs": settings({name: value for name, value in model.policy_kwargs.items() if name not in policy}),
     }
 
 
-def _argument(model: BaseAlgorithm, name: str) -> Any:
-    value = getattr(model, name)
-    return FloatSchedule(value) if name in SCHEDULED and callable(value) else value
-
-
-def settings(values: dict[Any, Any]) -> dict[Any, Any]:
+def settings(values: dict[str, Any]) -> dict[str, Any]:
     """
     :param values: Arguments by name
-    :return: the arguments that can be compared, as plain data: classes by their names, schedules by two of their values. So
-        are those in dictionaries, lists and tuples.
+    :return: the arguments that can be compared, as plain data: classes by their names, schedules by two of their values
     """
-    described: dict[Any, Any] = {}
+    described: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, type):
             described[name] = SAME_AS.get(value.__name__, value.__name__)
@@ -81,10 +73,6 @@ def settings(values: dict[Any, Any]) -> dict[Any, Any]:
             described[name] = [float(value(progress)) for progress in (1.0, 0.5)]
         elif is_plain(value):
             described[name] = value
-        elif isinstance(value, dict):
-            described[name] = settings(value)
-        elif isinstance(value, list | tuple):
-            described[name] = settings(dict(enumerate(value)))
     return described
 
 

@@ -11,33 +11,40 @@ from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
+from sb3_qac.resume.state import has_hidden_state
+
 
 class ResumedLogger(Logger):
     """Logger of a resumed training, which can skip a row."""
 
     # While this is set, nothing is recorded until the next row would be written, and that row is skipped
-    hold = False
+    holds_row = False
 
     @classmethod
     def instead_of(cls, logger: Logger) -> "ResumedLogger":
         """
         :param logger: The logger to replace, before any row is written
-        :return: a logger that also has the methods of its class, and to which what is recorded with the old one belongs
+        :return: a logger that has the methods of its class too, if it can. What is recorded with the old one is in its rows
         """
-        kind = type(logger)
-        # `learn` may be called again with the same logger
-        resumed: Any = kind if issubclass(kind, cls) else type(cls.__name__, (cls, kind), {})
-        replacement = resumed.__new__(resumed)
-        vars(replacement).update(vars(logger), hold=False)
+        kind: Any = type(logger)
+        if not issubclass(kind, cls):
+            # `learn` may be called again with the same logger. With slots, its class needs more than its attributes
+            try:
+                kind = cls if has_hidden_state(logger) else type(cls.__name__, (cls, kind), {})
+            except TypeError:
+                # Its class does not take subclasses like this one
+                kind = cls
+        replacement = object.__new__(kind)
+        vars(replacement).update(vars(logger), holds_row=False)
         return replacement
 
     def record(self, key: str, value: Any, exclude: str | tuple[str, ...] | None = None) -> None:
-        if not self.hold:
+        if not self.holds_row:
             super().record(key, value, exclude)
 
     def dump(self, step: int = 0) -> None:
-        if self.hold:
-            self.hold = False
+        if self.holds_row:
+            self.holds_row = False
         else:
             super().dump(step)
 

@@ -33,10 +33,8 @@ from torch.utils.hooks import RemovableHandle
 
 # Attributes that describe how an object was built
 SKIPPED_ATTRIBUTES = frozenset({"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"})
-# Further ones of environments, some of which every step overwrites
-ENV_ATTRIBUTES_SKIPPED = SKIPPED_ATTRIBUTES | {
-    *("spec", "metadata", "class_attributes", "buf_infos", "reset_infos", "_cached_spec", "_metadata")
-}
+# Further ones of environments, some of which every step overwrites. Other objects may have state under these names
+ENV_ATTRIBUTES = frozenset({"spec", "metadata", "class_attributes", "buf_infos", "reset_infos", "_cached_spec", "_metadata"})
 CONSTANTS = (
     types.ModuleType,
     types.FunctionType,
@@ -238,8 +236,9 @@ def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     # The attributes of a container, if any, are not its content
     if has_hidden_state(obj) or isinstance(obj, dict | list | tuple | set | deque):
         raise _cannot_be_taken(obj, name)
-    skipped = ENV_ATTRIBUTES_SKIPPED if isinstance(obj, gym.Env | VecEnv) else SKIPPED_ATTRIBUTES
-    return get_attributes(obj, name, seen, skipped)
+    is_env = isinstance(obj, gym.Env | VecEnv)
+    described = {key for key in ENV_ATTRIBUTES if is_env or not is_plain(vars(obj).get(key))}
+    return get_attributes(obj, name, seen, SKIPPED_ATTRIBUTES | described)
 
 
 def _cannot_be_taken(obj: Any, name: str) -> StateError:

@@ -130,8 +130,6 @@ class AleVecEnv(VecEnv):
         self._first_steps = np.zeros(n_envs, dtype=np.int64)
         self._n_steps = 0
         self._state_to_set: dict[str, Any] | None = None
-        # Whether a step was sent whose result was not received
-        self._is_stepping = False
 
         observation_space = spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
         super().__init__(n_envs, observation_space, self._envs.single_action_space)
@@ -160,10 +158,6 @@ class AleVecEnv(VecEnv):
                 self._base_seeds[i], self._n_seeds[i] = seed, 0
         self._reset_seeds()
         self._state_to_set = None
-        if self._is_stepping:
-            # As after Ctrl-C in a step
-            self._envs.recv()
-            self._is_stepping = False
         obs, info = self._start_anew(np.ones(self.num_envs, dtype=bool))
         self._lives = info["lives"]
         self._life_lost[:] = False
@@ -209,12 +203,10 @@ class AleVecEnv(VecEnv):
             raise ValueError(f"Actions must be between 0 and {self.action_space.n - 1}, but {actions} was given.")  # type: ignore[attr-defined]
         self._actions += actions.astype(np.uint8).tobytes()
         self._n_steps += 1
-        self._is_stepping = True
         self._envs.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
         obs, raw_rewards, terminated, truncated, info = self._envs.recv()
-        self._is_stepping = False
         self._returns += raw_rewards
         game_over = terminated | truncated
         infos: list[dict[str, Any]] = [{"lives": lives} for lives in info["lives"].tolist()]
