@@ -83,9 +83,10 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
     """
     assert isinstance(model, OnPolicyAlgorithm)
     model.policy.load_state_dict(state["policy"])
-    for name, parameter in model.policy.named_parameters():
-        # Earlier checkpoints do not have it
-        parameter.requires_grad_(name not in state["frozen"] if "frozen" in state else parameter.requires_grad)
+    # Earlier checkpoints do not have it
+    if "frozen" in state:
+        for name, parameter in model.policy.named_parameters():
+            parameter.requires_grad_(name not in state["frozen"])
     model.policy.optimizer.load_state_dict(state["optimizer"])
     set_state(model.env, state["env"], "the environment")
     vars(model).update(state["model"])
