@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 from sb3_qac import QA2C
 from sb3_qac.common.env_util import make_ale_vec_env, to_ale_vec_env
 from sb3_qac.common.vec_env import AleVecEnv
+from sb3_qac.common.vec_env.ale_vec_env import FIRE
 
 PONG, BREAKOUT = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"
 # Without lives, with lives, and one whose pixels differ most from SB3; the others are for `make test-slow`
@@ -487,6 +488,50 @@ env = AleVecEnv("PongNoFrameskip-v4", 4)
 print(len(os.listdir("/proc/self/task")) - before)
 """
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "1\n"
+
+
+def interrupt(env, when):
+    """As Ctrl-C does: a step is sent, and its results are lost"""
+    env.step_async(np.full(env.num_envs, FIRE))
+    if when == "after the results":
+        env._envs.recv()
+
+
+INTERRUPTED = pytest.mark.parametrize("when", ["before the results", "after the results"])
+
+
+@INTERRUPTED
+def test_a_reset_after_an_interrupted_step_starts_the_next_games(when):
+    env, other = make_ale_vec_env(BREAKOUT, 2, seed=0), make_ale_vec_env(BREAKOUT, 2, seed=0)
+    for each in (env, other):
+        play(each, 10)
+    interrupt(env, when)
+    np.testing.assert_array_equal(frames(env), frames(other))
+
+
+@INTERRUPTED
+def test_a_step_after_an_interrupted_one_follows_the_step_before_it(when):
+    env, other = make_ale_vec_env(BREAKOUT, 2, seed=0), make_ale_vec_env(BREAKOUT, 2, seed=0)
+    for each in (env, other):
+        play(each, 10)
+    interrupt(env, when)
+    for action in (0, 2, 3, 2):
+        for result, expected in zip(env.step(np.full(2, action)), other.step(np.full(2, action)), strict=True):
+            np.testing.assert_equal(result, expected)
+    np.testing.assert_equal(env.get_state(), {**other.get_state(), "start_time": env.get_state()["start_time"]})
+
+
+def test_a_restored_state_is_still_there_after_an_interrupted_replay(monkeypatch):
+    other = make_ale_vec_env(BREAKOUT, 2, seed=0)
+    play(other, 10)
+    env = make_ale_vec_env(BREAKOUT, 2, seed=1)
+    env.set_state(other.get_state())
+    with monkeypatch.context() as patch:
+        patch.setattr(env._envs, "step", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            env.step(np.zeros(2, dtype=np.int64))
+    np.testing.assert_equal(env.get_state(), other.get_state())
+    np.testing.assert_array_equal(env.step(np.zeros(2, dtype=np.int64))[0], other.step(np.zeros(2, dtype=np.int64))[0])
 
 
 @pytest.mark.parametrize(("argument", "value"), [("clip_reward", False), ("terminal_on_life_loss", False), ("frame_skip", 2)])

@@ -70,7 +70,6 @@ class AleVecEnv(VecEnv):
     ) -> None:
         # Not at the top: the wheel of ale-py is not on every platform, and importing sb3_qac works without it
         from ale_py import Action
-        from ale_py.vector_env import AtariVectorEnv
 
         check_integer("n_envs", n_envs, minimum=1)
         check_integer("noop_max", noop_max, minimum=0)
@@ -119,8 +118,8 @@ class AleVecEnv(VecEnv):
             action_repeat_probability=action_repeat_probability,
             fire_reset=fire_reset,
         )
-        check_vector_env(AtariVectorEnv, settings)
-        self._envs = AtariVectorEnv(game["game"], n_envs, **settings)
+        self._envs_arguments = dict(game=game["game"], num_envs=n_envs, **settings)
+        self._envs = self._make_envs()
         has_fire = Action.FIRE in self._envs.ale.get_action_set()[FIRE : FIRE + 1]
         self._fire_on_life_loss = fire_reset and terminal_on_life_loss and has_fire
         self._screen: np.ndarray | None = None
@@ -129,6 +128,8 @@ class AleVecEnv(VecEnv):
         self._actions = bytearray()
         self._first_steps = np.zeros(n_envs, dtype=np.int64)
         self._n_steps = 0
+        # Actions of the step whose results have not been received yet
+        self._sent: np.ndarray | None = None
         self._state_to_set: dict[str, Any] | None = None
 
         observation_space = spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
@@ -147,12 +148,29 @@ class AleVecEnv(VecEnv):
         self._n_seeds = np.zeros(n_envs, dtype=np.int64)
         self.seed(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed)
 
+    def _make_envs(self) -> Any:
+        """:return: ale-py's environments"""
+        from ale_py.vector_env import AtariVectorEnv
+
+        check_vector_env(AtariVectorEnv, self._envs_arguments)
+        return AtariVectorEnv(**self._envs_arguments)
+
+    def _drop_step(self) -> None:
+        """
+        Forget a step whose results were never received, as after Ctrl-C. ale-py cannot do that: a reset may then return this
+        step, or crash, and whether the results are still to come is not known. So there are new environments.
+        """
+        if self._sent is not None:
+            self._envs = self._make_envs()
+            self._sent = None
+
     def reset(self) -> VecEnvObs:
         """
         Start new games in all environments, even if the old ones were not over.
 
         :return: observations, shape (n_envs, 1, screen_size, screen_size)
         """
+        self._drop_step()
         for i, seed in enumerate(self._seeds):
             if seed is not None:
                 self._base_seeds[i], self._n_seeds[i] = seed, 0
@@ -190,23 +208,28 @@ class AleVecEnv(VecEnv):
         )
 
     def step_async(self, actions: np.ndarray) -> None:
+        if self._sent is not None:
+            # The agent has not seen the last step: this one follows the one before it
+            self._state_to_set = self.get_state()
         if self._state_to_set is not None:
             self._replay(self._state_to_set)
         if self._fire_on_life_loss and self._life_lost.any():
             actions = np.where(self._life_lost, FIRE, actions)
         given, actions = np.asarray(actions), np.asarray(actions, dtype=np.int64)
-        # ale-py refuses some of these too, but after they were recorded for `get_state`
         if actions.shape != (self.num_envs,) or (actions != given).any():
             raise ValueError(f"`actions` must be {self.num_envs} integers, one for each environment, but {given} was given.")
         if actions.min() < 0 or actions.max() >= self.action_space.n:  # type: ignore[attr-defined]
             # ale-py's threads would never answer
             raise ValueError(f"Actions must be between 0 and {self.action_space.n - 1}, but {actions} was given.")  # type: ignore[attr-defined]
-        self._actions += actions.astype(np.uint8).tobytes()
-        self._n_steps += 1
+        self._sent = actions
         self._envs.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
+        assert self._sent is not None, "`step_wait` comes after `step_async`"
         obs, raw_rewards, terminated, truncated, info = self._envs.recv()
+        self._actions += self._sent.astype(np.uint8).tobytes()
+        self._n_steps += 1
+        self._sent = None
         self._returns += raw_rewards
         game_over = terminated | truncated
         infos: list[dict[str, Any]] = [{"lives": lives} for lives in info["lives"].tolist()]
@@ -297,7 +320,7 @@ class AleVecEnv(VecEnv):
         :param state: Result of ``get_state``
         :raises ValueError: if the actions do not reproduce the saved frames
         """
-        self._state_to_set = None
+        self._drop_step()
         seeds, actions, first_steps = self._current_seeds(), state["actions"], state["first_steps"]
         frames, _ = self._envs.reset(seed=seeds)
         for step in range(len(actions) + 1):
@@ -306,7 +329,9 @@ class AleVecEnv(VecEnv):
             if start.any() and step > 0:
                 frames, _ = self._envs.reset(seed=seeds[start], options={"reset_mask": start})
             if step < len(actions):
-                frames = self._envs.step(actions[step].astype(np.int64))[0]
+                self._sent = actions[step].astype(np.int64)
+                frames = self._envs.step(self._sent)[0]
+                self._sent = None
         if not np.array_equal(frames, state["frames"]):
             raise ValueError(
                 f"Playing the actions of {self.spec.id} again did not reproduce the saved frames. "
@@ -315,6 +340,7 @@ class AleVecEnv(VecEnv):
         self._actions, self._n_steps, self._first_steps = bytearray(actions.tobytes()), len(actions), first_steps.copy()
         self._screen, self._lives, self._first_frames = frames, state["lives"], state["first_frames"]
         self._life_lost, self._returns = state["life_lost"].copy(), state["returns"].copy()
+        self._state_to_set = None
 
     def close(self) -> None:
         for results_writer in self._results_writers:
