@@ -27,9 +27,10 @@ class ResumedLogger(Logger):
         :return: a logger that has the methods of its class too, if it can. What is recorded with the old one is in its rows
         """
         kind: Any = type(logger)
+        # `learn` may be called again with the same logger
         if not issubclass(kind, cls):
-            # `learn` may be called again with the same logger. With slots, its class needs more than its attributes
             try:
+                # With slots, its class needs more than its attributes
                 kind = cls if has_hidden_state(logger) else type(cls.__name__, (cls, kind), {})
             except TypeError:
                 # Its class does not take subclasses like this one
