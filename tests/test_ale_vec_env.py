@@ -490,11 +490,15 @@ print(len(os.listdir("/proc/self/task")) - before)
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "1\n"
 
 
-def interrupt(env, when):
-    """As Ctrl-C does: a step is sent, and its results are lost"""
+def interrupted_and_not(when):
+    """:return: equal environments, but in the first a step was sent and its results are lost, as by Ctrl-C"""
+    env, other = make_ale_vec_env(BREAKOUT, 2, seed=0), make_ale_vec_env(BREAKOUT, 2, seed=0)
+    for each in (env, other):
+        play(each, 10)
     env.step_async(np.full(env.num_envs, FIRE))
     if when == "after the results":
         env._envs.recv()
+    return env, other
 
 
 INTERRUPTED = pytest.mark.parametrize("when", ["before the results", "after the results"])
@@ -502,19 +506,13 @@ INTERRUPTED = pytest.mark.parametrize("when", ["before the results", "after the 
 
 @INTERRUPTED
 def test_a_reset_after_an_interrupted_step_starts_the_next_games(when):
-    env, other = make_ale_vec_env(BREAKOUT, 2, seed=0), make_ale_vec_env(BREAKOUT, 2, seed=0)
-    for each in (env, other):
-        play(each, 10)
-    interrupt(env, when)
+    env, other = interrupted_and_not(when)
     np.testing.assert_array_equal(frames(env), frames(other))
 
 
 @INTERRUPTED
 def test_a_step_after_an_interrupted_one_follows_the_step_before_it(when):
-    env, other = make_ale_vec_env(BREAKOUT, 2, seed=0), make_ale_vec_env(BREAKOUT, 2, seed=0)
-    for each in (env, other):
-        play(each, 10)
-    interrupt(env, when)
+    env, other = interrupted_and_not(when)
     for action in (0, 2, 3, 2):
         for result, expected in zip(env.step(np.full(2, action)), other.step(np.full(2, action)), strict=True):
             np.testing.assert_equal(result, expected)
