@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import torch as th
+from sb3_contrib import TRPO
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -14,6 +15,7 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from sb3_qac import QA2C, QPPO, REINFORCE
 from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.common.curves import CurvesCallback
+from sb3_qac.common.torch_layers import SharedMlp
 
 ROWS = {f"rollout/{name}" for name in ("value_target", "value_prediction", "advantage", "abs_advantage")}
 ROWS |= {f"rollout/return_{name}" for name in ("min", "mean", "max")} | {"train/grad_norm", "train/loss"}
@@ -53,6 +55,26 @@ def test_every_curve_is_there_and_the_training_is_the_same(algorithm, kwargs):
     expected = {row for row in ROWS if algorithm is not REINFORCE or ("value" not in row and "advantage" not in row)}
     assert expected <= set(rows[-1])
     assert rows[-1]["rollout/return_min"] <= rows[-1]["rollout/return_mean"] <= rows[-1]["rollout/return_max"]
+
+
+def test_gradients_taken_away_before_the_step_do_not_count():
+    """TRPO's critic steps without the gradients of the actor and of the shared layers."""
+
+    class Reference(BaseCallback):
+        def _on_training_start(self):
+            self.model.policy.optimizer.register_step_pre_hook(self.measure)
+
+        def measure(self, *_):
+            gradients = [parameter.grad for parameter in self.model.policy.parameters() if parameter.grad is not None]
+            self.grad_norm = th.cat([gradient.flatten() for gradient in gradients]).norm().item()
+
+        def _on_step(self):
+            return True
+
+    curves, reference = CurvesCallback(), Reference()
+    shared = dict(features_extractor_class=SharedMlp, net_arch=[])
+    train(TRPO, [curves, reference], n_steps=32, batch_size=64, policy_kwargs=shared)
+    assert curves.grad_norm == pytest.approx(reference.grad_norm, rel=1e-5)
 
 
 def test_frozen_parameters_have_no_gradient():

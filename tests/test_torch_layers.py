@@ -18,6 +18,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.utils import polyak_update
 
 from sb3_qac import QA2C, QPPO
 from sb3_qac.common.allocator import keep_freed_memory
@@ -122,6 +123,30 @@ def test_weights_kept_for_a_rollout_are_those_of_the_parameters(dtype):
         seen.append(features())
     for before, after in itertools.pairwise(seen):
         assert (before - after).norm() > 1e-2 * before.norm()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_averaged_weights_are_used_where_a_callback_swaps_them_in(dtype):
+    """With SB3's ``polyak_update``, which writes to ``.data``, within a rollout, which promises constant weights."""
+    lean, averaged, batch = make(LeanNatureCNN, dtype=dtype), make(LeanNatureCNN, dtype=dtype), images(2)
+    with th.no_grad(), constant_weights(lean):
+        for parameter in averaged.parameters():
+            parameter.mul_(1.5)
+        before = lean(batch)
+        kept = copy.deepcopy(lean)
+        polyak_update(averaged.parameters(), lean.parameters(), 1.0)
+        th.testing.assert_close(lean(batch), averaged(batch), rtol=0, atol=0)
+        polyak_update(kept.parameters(), lean.parameters(), 1.0)
+        th.testing.assert_close(lean(batch), before, rtol=0, atol=0)
+
+
+def test_equal_features_extractor_classes_have_equal_hashes():
+    assert NatureCNN == LeanNatureCNN and LeanNatureCNN in {NatureCNN}
+
+    class Other(LeanNatureCNN):
+        pass
+
+    assert Other != NatureCNN and Other not in {NatureCNN, LeanNatureCNN}
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])

@@ -32,8 +32,8 @@ class CurvesCallback(BaseCallback):
         self.last_returns: np.ndarray | None = None
         # Rows that the algorithm does not log itself; a list, so that it is kept in checkpoints
         self.own_rows: list[str] = []
-        # Squared norms of the current gradient step, one for each parameter
-        self._squares: list[Any] = []
+        # Squared norm of the gradient of each parameter in the current gradient step
+        self._squares: dict[th.Tensor, th.Tensor] = {}
         # A function, because exact resume would put the list of an earlier time in the place of a list
         self._remove_hooks: Callable[[], None] = _nothing
 
@@ -50,13 +50,13 @@ class CurvesCallback(BaseCallback):
         # Anew for each update, because parameters may be frozen and freed, and an interrupted training had no end
         self._on_training_end()
         parameters = [parameter for parameter in self.model.policy.parameters() if parameter.requires_grad]
-        squares: list[th.Tensor] = []
+        squares: dict[th.Tensor, th.Tensor] = {}
 
         # Not a method: autograd holds it in C++, where the garbage collector would not see a cycle through the model. After
         # Ctrl-C its environments would live on until the process ends
         def add_gradient(parameter: th.Tensor) -> None:
             assert parameter.grad is not None
-            squares.append(parameter.grad.detach().square().sum())
+            squares[parameter] = parameter.grad.detach().square().sum()
 
         self._squares = squares
         hooks = [parameter.register_post_accumulate_grad_hook(add_gradient) for parameter in parameters]
@@ -72,7 +72,9 @@ class CurvesCallback(BaseCallback):
         self._remove_hooks()
 
     def _end_gradient(self, *_: Any) -> None:
-        self.grad_norm = float(th.stack(self._squares).sum().sqrt()) if self._squares else 0.0
+        # TRPO takes the gradients of some parameters away before the step
+        squares = [square for parameter, square in self._squares.items() if parameter.grad is not None]
+        self.grad_norm = float(th.stack(squares).sum().sqrt()) if squares else 0.0
         self._squares.clear()
 
     def _on_step(self) -> bool:

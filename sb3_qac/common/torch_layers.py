@@ -23,7 +23,8 @@ class _SameAsNatureCNN(type):
     def __eq__(cls, other: object) -> bool:
         return (cls is LeanNatureCNN and other is NatureCNN) or super().__eq__(other)
 
-    __hash__ = type.__hash__
+    def __hash__(cls) -> int:
+        return hash(NatureCNN) if cls is LeanNatureCNN else super().__hash__()
 
 
 class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
@@ -72,7 +73,7 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
             )
         # Within ``constant_weights``: the prepared weights, once they are made
         self._keeps_weights = False
-        self._kept: tuple[list[tuple[int, int]], list[th.Tensor]] | None = None
+        self._kept: tuple[tuple[list[tuple[int, int]], list[float]], list[th.Tensor]] | None = None
 
     @property
     def _layers(self) -> list[tuple[Any, Any]]:
@@ -111,8 +112,10 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
         # Compiled code cannot see the addresses below
         if th.compiler.is_compiling() or th.is_grad_enabled() or not self._keeps_weights:
             return self._convert(parameters)
-        # The parameters' addresses and version counters: they reveal most changes that break the promise
-        versions = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
+        # The parameters' addresses and version counters reveal most changes that break the promise, and the first values those
+        # through ``.data``, as of SB3's ``polyak_update``
+        addresses = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
+        versions = addresses, th.stack([parameter.flatten()[0] for parameter in parameters]).tolist()
         if self._kept is None or self._kept[0] != versions:
             self._kept = versions, self._convert(parameters)
         return self._kept[1]

@@ -239,11 +239,12 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
         check_choice("advantage_scale", self.advantage_scale, ("corrected", "critic", None))
         if self.target_kl is not None:
-            check_number("target_kl", self.target_kl)
-            if self.target_kl == 0 or not KL_COEF_MIN <= self.kl_coef <= KL_COEF_MAX:
+            check_number("target_kl", self.target_kl, minimum=1e-12)
+            if not KL_COEF_MIN <= self.kl_coef <= KL_COEF_MAX:
                 raise ValueError(
-                    f"`target_kl` ({self.target_kl}) adapts `kl_coef` ({self.kl_coef}) by factors. It must be above 0, and "
-                    f"`kl_coef` between {KL_COEF_MIN:g} and {KL_COEF_MAX:g}. Leave it out to keep `kl_coef` fixed."
+                    f"`target_kl` ({self.target_kl}) adapts `kl_coef` ({self.kl_coef}) by factors, between "
+                    f"{KL_COEF_MIN:g} and {KL_COEF_MAX:g}. Start within these limits, or leave out `target_kl` to keep "
+                    "`kl_coef` fixed."
                 )
 
     def _warn_of_truncated_batches(self) -> None:
@@ -268,7 +269,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
             completed = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         if completed:
             methods = ("forward", "evaluate_all_actions")
-            own = any(getattr(type(self.policy), name) is not getattr(ActorCriticQPolicy, name) for name in methods)
+            used = [getattr(getattr(self.policy, name), "__func__", None) for name in methods]
+            own = used != [getattr(ActorCriticQPolicy, name) for name in methods]
             if own or len(evaluations) != n_rollout_steps:
                 # The policy has such a method of its own, maybe around ours, or a callback called the policy too
                 evaluations = self._evaluate_again(rollout_buffer)
