@@ -1,5 +1,6 @@
 """The C++ environments: bit-equal to gymnasium's preprocessing, and a drop-in for SB3's ``make_atari_env``."""
 
+import functools
 import inspect
 import os
 import subprocess
@@ -21,7 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 
 from sb3_qac import QA2C
 from sb3_qac.common.env_util import make_ale_vec_env, to_ale_vec_env
-from sb3_qac.common.vec_env import AleVecEnv
+from sb3_qac.common.vec_env import AleVecEnv, ale_vec_env
 from sb3_qac.common.vec_env.ale_vec_env import FIRE
 
 PONG, BREAKOUT = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"
@@ -224,6 +225,18 @@ def test_lost_life_ends_an_episode_but_not_the_game():
     assert all(("episode" in info) == done for _, _, done, info in whole)
 
 
+@pytest.mark.parametrize("make", [make_atari_env, make_ale_vec_env])
+def test_infos_of_a_game_are_those_of_sb3(make):
+    """The last step of a game has no lives left, and every step says whether a time limit has cut the episode."""
+    env = make(BREAKOUT, 1, seed=0)
+    env.reset()
+    env.action_space.seed(0)
+    infos = [env.step([env.action_space.sample()])[3][0] for _ in range(400)]
+    assert [info["lives"] == 0 for info in infos] == ["episode" in info for info in infos]
+    assert sum("episode" in info for info in infos) >= 1
+    assert all(info["TimeLimit.truncated"] is False for info in infos)
+
+
 def test_fire_is_pressed_for_the_agent_at_the_start_of_a_life():
     """Breakout stands still until FIRE: with an agent that never presses it, only that makes lives go by."""
     idle = np.zeros(1, dtype=int)
@@ -245,6 +258,12 @@ def test_time_limit_is_reported_as_truncation(monkeypatch):
     assert all(info["TimeLimit.truncated"] and info["terminal_observation"].any() for info in ends)
     # ale-py counts the limit from where the no-ops and FIRE of the reset ended, of which there are 30 at most
     assert all(200 <= info["episode"]["l"] < 200 + 4 + 31 for info in ends)
+
+
+@pytest.mark.parametrize("no_limit", [None, 0, -1])
+def test_games_without_a_time_limit_do_not_end_at_once(no_limit, monkeypatch):
+    monkeypatch.setitem(gym.spec(PONG).kwargs, "max_num_frames_per_episode", no_limit)
+    assert not any(done for _, _, done, _ in play(make_ale_vec_env(PONG, 1, seed=0), 20))
 
 
 def test_length_is_in_frames_as_of_monitor():
@@ -517,6 +536,113 @@ def test_a_step_after_an_interrupted_one_follows_the_step_before_it(when):
         for result, expected in zip(env.step(np.full(2, action)), other.step(np.full(2, action)), strict=True):
             np.testing.assert_equal(result, expected)
     np.testing.assert_equal(env.get_state(), {**other.get_state(), "start_time": env.get_state()["start_time"]})
+
+
+def interrupt_at_call(env, number, action):
+    """
+    A step that is interrupted at the call with this number in ``step_wait``, as by Ctrl-C.
+
+    :return: number of calls that it got to
+    """
+    code, n_calls = AleVecEnv.step_wait.__code__, 0
+
+    def interrupt(frame, event, _):
+        nonlocal n_calls
+        caller = frame if event == "c_call" else frame.f_back
+        if event in ("call", "c_call") and caller is not None and caller.f_code is code:
+            n_calls += 1
+            if n_calls == number:
+                raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        env.step(action)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    return n_calls
+
+
+def without_times(results):
+    observations, rewards, dones, infos = results
+    return observations, rewards, dones, [{**info, "episode": {**info.get("episode", {}), "t": 0}} for info in infos]
+
+
+def test_an_interrupted_step_is_dropped_or_made_completely(monkeypatch):
+    """In a step that ends a game and takes a new seed. What follows can be resumed."""
+    monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 50)
+    actions = np.random.default_rng(0).integers(4, size=(400, 2))
+    env = make_ale_vec_env(BREAKOUT, 2, seed=0)
+    env.reset()
+    for last in range(len(actions)):
+        before = env.get_state()
+        if any("episode" in info for info in env.step(actions[last])[3]):
+            break
+    assert env.get_state()["n_seeds"].max() == 2
+
+    def results_after(state, n_steps):
+        other = make_ale_vec_env(BREAKOUT, 2, seed=0)
+        other.set_state(state)
+        return [without_times(other.step(action)) for action in actions[last + 1 - n_steps : last + 4]][n_steps:]
+
+    env = make_ale_vec_env(BREAKOUT, 2, seed=0)
+    env.set_state(before)
+    n_calls = interrupt_at_call(env, 10**9, actions[last])
+    assert n_calls > 20
+    # The first and the last call, and one behind the results
+    for number, expected in (
+        (1, results_after(before, 0)),
+        (12, results_after(before, 0)),
+        (n_calls, results_after(before, 1)),
+    ):
+        env = make_ale_vec_env(BREAKOUT, 2, seed=0)
+        env.set_state(before)
+        assert interrupt_at_call(env, number, actions[last]) == number
+        state = env.get_state()
+        after = [without_times(env.step(action)) for action in actions[last + 1 : last + 4]]
+        np.testing.assert_equal(after, expected)
+        np.testing.assert_equal(results_after(state, 0), after)
+
+
+def test_an_interrupted_reset_starts_the_same_games_when_it_is_called_again(monkeypatch):
+    env, other = make_ale_vec_env(BREAKOUT, 2, seed=0), make_ale_vec_env(BREAKOUT, 2, seed=0)
+
+    def interrupt(*args, reset, **kwargs):
+        reset(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    def interrupted_reset():
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(env._envs, "reset", functools.partial(interrupt, reset=env._envs.reset))
+            env.reset()
+
+    interrupted_reset()
+    np.testing.assert_array_equal(env.reset(), other.reset())
+    for each in (env, other):
+        for _ in range(10):
+            each.step([FIRE, FIRE])
+    # Without another reset, the old games continue
+    interrupted_reset()
+    np.testing.assert_equal(without_times(env.step([2, 2])), without_times(other.step([2, 2])))
+    np.testing.assert_array_equal(env.reset(), other.reset())
+
+
+def test_a_step_before_the_first_reset_is_refused():
+    env = make_ale_vec_env(PONG, 1, seed=0)
+    for _ in range(2):
+        with pytest.raises(gym.error.ResetNeeded, match="Call `reset`"):
+            env.step([0])
+
+
+def test_a_restored_state_has_its_images_and_takes_a_new_seed():
+    env, other = make_ale_vec_env(PONG, 1, seed=0), make_ale_vec_env(PONG, 1, seed=1)
+    play(env, 50)
+    other.reset()
+    other.set_state(env.get_state())
+    np.testing.assert_array_equal(other.get_images()[0], env.get_images()[0])
+    other.seed(123)
+    assert other.get_state()["seeds"] == [123]
 
 
 def test_a_restored_state_is_still_there_after_an_interrupted_replay(monkeypatch):

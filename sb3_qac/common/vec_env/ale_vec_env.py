@@ -38,7 +38,8 @@ class AleVecEnv(VecEnv):
     :param n_envs: Number of environments
     :param seed: Seed of the first environment; the others count up from it; random if None
     :param monitor_dir: Folder for the monitor files, one for each environment; None writes none
-    :param noop_max: A game starts with a random number of frames of no-ops and FIRE, less than this; 0 for no no-ops
+    :param noop_max: A game starts with a random number of frames of no-ops and FIRE, less than this; at 0 or 1 with none, or
+        with the frame of FIRE
     :param frame_skip: Frames for which an action is repeated
     :param screen_size: Width and height of the images
     :param terminal_on_life_loss: Whether the loss of a life ends an episode (the game continues)
@@ -128,8 +129,11 @@ class AleVecEnv(VecEnv):
         self._actions = bytearray()
         self._first_steps = np.zeros(n_envs, dtype=np.int64)
         self._n_steps = 0
-        # Actions of the step whose results have not been received yet
-        self._sent: np.ndarray | None = None
+        # Actions of the last step
+        self._sent = np.zeros(n_envs, dtype=np.int64)
+        # Whether ale-py's environments have left the state that is kept here, as within a step, and after one that Ctrl-C has
+        # interrupted
+        self._has_left_state = False
         self._state_to_set: dict[str, Any] | None = None
 
         observation_space = spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
@@ -155,14 +159,14 @@ class AleVecEnv(VecEnv):
         check_vector_env(AtariVectorEnv, self._envs_arguments)
         return AtariVectorEnv(**self._envs_arguments)
 
-    def _drop_step(self) -> None:
+    def _discard_interrupted(self) -> None:
         """
-        Forget a step whose results were never received, as after Ctrl-C. ale-py cannot do that: a reset may then return this
-        step, or crash, and whether the results are still to come is not known. So there are new environments.
+        Forget what was interrupted, as by Ctrl-C. ale-py cannot do that: a reset may then return the step before it, or crash,
+        and whether results are still to come is not known. So there are new environments.
         """
-        if self._sent is not None:
+        if self._has_left_state:
             self._envs = self._make_envs()
-            self._sent = None
+            self._has_left_state = False
 
     def reset(self) -> VecEnvObs:
         """
@@ -170,46 +174,30 @@ class AleVecEnv(VecEnv):
 
         :return: observations, shape (n_envs, 1, screen_size, screen_size)
         """
-        self._drop_step()
-        for i, seed in enumerate(self._seeds):
-            if seed is not None:
-                self._base_seeds[i], self._n_seeds[i] = seed, 0
+        self._discard_interrupted()
+        given = zip(self._base_seeds.tolist(), self._n_seeds.tolist(), self._seeds, strict=True)
+        seeds = [(base_seed, n + 1) if seed is None else (seed, 1) for base_seed, n, seed in given]
+        base_seeds, n_seeds = (np.array(column, dtype=np.int64) for column in zip(*seeds, strict=True))
+        self._has_left_state = True
+        obs, info = self._envs.reset(seed=_ale_seeds(base_seeds, n_seeds))
+        lives, first_frames = info["lives"], self._frames_before_episode(info)
+        first_steps, returns = np.zeros_like(self._first_steps), np.zeros_like(self._returns)
+        actions, life_lost = bytearray(), np.zeros_like(self._life_lost)
+
+        # No calls in these lines, so that Ctrl-C comes before or after all of them
+        self._base_seeds, self._n_seeds, self._first_steps = base_seeds, n_seeds, first_steps
+        self._actions, self._n_steps, self._state_to_set = actions, 0, None
+        self._lives, self._life_lost, self._returns, self._first_frames = lives, life_lost, returns, first_frames
+        self._screen, self._has_left_state = obs, False
+
         self._reset_seeds()
-        self._state_to_set = None
-        obs, info = self._start_anew(np.ones(self.num_envs, dtype=bool))
-        self._lives = info["lives"]
-        self._life_lost[:] = False
-        self._returns[:] = 0
-        self._first_frames = self._frames_before_episode(info)
-        self._screen = obs
         return obs
 
-    def _start_anew(self, mask: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """
-        :param mask: Environments that start a new game with a new seed
-        :return: observations of all environments, and ale-py's info
-        """
-        self._n_seeds[mask] += 1
-        options = None if mask.all() else {"reset_mask": mask}
-        result = self._envs.reset(seed=self._current_seeds()[mask], options=options)
-        self._first_steps[mask] = self._n_steps
-        n_kept = self._n_steps - int(self._first_steps.min())
-        del self._actions[: len(self._actions) - n_kept * self.num_envs]
-        return result
-
-    def _current_seeds(self) -> np.ndarray:
-        """:return: the last seed of each environment, within the range of C++'s int32"""
-        return np.array(
-            [
-                seed % 2**31 if k == 1 else np.random.SeedSequence((seed % 2**32, k)).generate_state(1)[0] % 2**31
-                for seed, k in zip(self._base_seeds.tolist(), self._n_seeds.tolist(), strict=True)
-            ],
-            dtype=np.int64,
-        )
-
     def step_async(self, actions: np.ndarray) -> None:
-        if self._sent is not None:
-            # The agent has not seen the last step: this one follows the one before it
+        if self._screen is None:
+            raise gym.error.ResetNeeded("Call `reset` before the first step.")
+        if self._has_left_state:
+            # The agent has not seen the step that was interrupted: this one follows the one before it
             self._state_to_set = self.get_state()
         if self._state_to_set is not None:
             self._replay(self._state_to_set)
@@ -221,61 +209,67 @@ class AleVecEnv(VecEnv):
         if actions.min() < 0 or actions.max() >= self.action_space.n:  # type: ignore[attr-defined]
             # ale-py's threads would never answer
             raise ValueError(f"Actions must be between 0 and {self.action_space.n - 1}, but {actions} was given.")  # type: ignore[attr-defined]
-        self._sent = actions
+        self._sent, self._has_left_state = actions, True
         self._envs.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        assert self._sent is not None, "`step_wait` comes after `step_async`"
+        assert self._has_left_state, "`step_wait` comes after `step_async`"
         obs, raw_rewards, terminated, truncated, info = self._envs.recv()
-        self._actions += self._sent.astype(np.uint8).tobytes()
-        self._n_steps += 1
-        self._sent = None
-        self._returns += raw_rewards
+        sent, n_steps = self._sent.astype(np.uint8).tobytes(), self._n_steps + 1
         game_over = terminated | truncated
-        infos: list[dict[str, Any]] = [{"lives": lives} for lives in info["lives"].tolist()]
+        infos: list[dict[str, Any]] = [{"lives": lives, "TimeLimit.truncated": False} for lives in info["lives"].tolist()]
+        returns, first_frames = self._returns + raw_rewards, self._first_frames
+        n_seeds, first_steps, n_dropped = self._n_seeds, self._first_steps, 0
 
+        life_lost = np.zeros_like(game_over)
         if self.terminal_on_life_loss:
             # Like SB3's EpisodicLifeEnv: at 0 lives some games continue for a few frames before they end
-            self._life_lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~game_over
-            for i in np.flatnonzero(self._life_lost).tolist():
-                infos[i].update({"terminal_observation": obs[i], "TimeLimit.truncated": False})
-        if game_over.any():
+            life_lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~game_over
+            for i in np.flatnonzero(life_lost).tolist():
+                infos[i]["terminal_observation"] = obs[i]
+        ended = np.flatnonzero(game_over).tolist()
+        if ended:
             first_frames = self._frames_before_episode(info)
-            for i in np.flatnonzero(game_over).tolist():
+            seconds = round(time.time() - self._start_time, 6)
+            for i in ended:
+                # ale-py's lives are those of the next game
+                infos[i]["lives"] = 0 if terminated[i] else int(self._lives[i])
                 infos[i]["terminal_observation"] = info["final_obs"][i]
                 infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
-                infos[i]["episode"] = self._end_episode(i, int(first_frames[i] - self._first_frames[i]))
-            due = game_over & (self._n_steps - self._first_steps >= STEPS_PER_SEED)
+                # What `Monitor` reports: raw return, length in frames, seconds since the start
+                n_frames = int(first_frames[i] - self._first_frames[i])
+                infos[i]["episode"] = {"r": float(returns[i]), "l": n_frames, "t": seconds}
+            returns[game_over] = 0
+            due = game_over & (n_steps - first_steps >= STEPS_PER_SEED)
             if due.any():
-                obs, info = self._start_anew(due)
+                n_seeds, first_steps = n_seeds + due, np.where(due, n_steps, first_steps)
+                options = None if due.all() else {"reset_mask": due}
+                obs, info = self._envs.reset(seed=_ale_seeds(self._base_seeds, n_seeds)[due], options=options)
                 first_frames = self._frames_before_episode(info)
-            self._first_frames = first_frames
+                # No environment needs the actions before its last seed
+                n_dropped = len(self._actions) + len(sent) - (n_steps - int(first_steps.min())) * self.num_envs
+        lives = info["lives"]
 
-        self._lives = info["lives"]
-        self._screen = obs
+        # No calls in these lines, so that Ctrl-C comes before or after all of them
+        self._actions += sent
+        del self._actions[:n_dropped]
+        self._n_steps, self._n_seeds, self._first_steps = n_steps, n_seeds, first_steps
+        self._lives, self._life_lost, self._returns, self._first_frames = lives, life_lost, returns, first_frames
+        self._screen, self._has_left_state = obs, False
+
+        for i in ended if self._results_writers else []:
+            self._results_writers[i].write_row(infos[i]["episode"])
         rewards = np.sign(raw_rewards) if self.clip_reward else raw_rewards
-        return obs, rewards.astype(np.float32), game_over | self._life_lost, infos
+        return obs, rewards.astype(np.float32), game_over | life_lost, infos
 
     @staticmethod
     def _frames_before_episode(info: dict[str, np.ndarray]) -> np.ndarray:
         return info["frame_number"].astype(np.int64) - info["episode_frame_number"]
 
-    def _end_episode(self, i: int, n_frames: int) -> dict[str, float]:
-        """
-        :param i: Index of the environment whose game ended
-        :param n_frames: Number of its frames
-        :return: what ``Monitor`` reports: raw return, length in frames, seconds since the start
-        """
-        episode = {"r": float(self._returns[i]), "l": n_frames, "t": round(time.time() - self._start_time, 6)}
-        self._returns[i] = 0
-        if self._results_writers:
-            self._results_writers[i].write_row(episode)
-        return episode
-
     def get_state(self) -> dict[str, Any]:
         """:return: state for ``set_state``, as plain data"""
         if self._state_to_set is not None:
-            return self._state_to_set
+            return {**self._state_to_set, "seeds": list(self._seeds)}
         first_step = int(self._first_steps.min())
         return {
             # Seeds set by the user, which the next reset will use
@@ -314,14 +308,16 @@ class AleVecEnv(VecEnv):
         self._start_time = state["start_time"]
         self._seeds = list(state["seeds"])
         self._base_seeds, self._n_seeds = state["base_seeds"].copy(), state["n_seeds"].copy()
+        self._screen = state["frames"]
 
     def _replay(self, state: dict[str, Any]) -> None:
         """
         :param state: Result of ``get_state``
         :raises ValueError: if the actions do not reproduce the saved frames
         """
-        self._drop_step()
-        seeds, actions, first_steps = self._current_seeds(), state["actions"], state["first_steps"]
+        self._discard_interrupted()
+        seeds, actions, first_steps = _ale_seeds(self._base_seeds, self._n_seeds), state["actions"], state["first_steps"]
+        self._has_left_state = True
         frames, _ = self._envs.reset(seed=seeds)
         for step in range(len(actions) + 1):
             # An environment whose first step is later is stepped along with the others, and reset at that step
@@ -329,9 +325,7 @@ class AleVecEnv(VecEnv):
             if start.any() and step > 0:
                 frames, _ = self._envs.reset(seed=seeds[start], options={"reset_mask": start})
             if step < len(actions):
-                self._sent = actions[step].astype(np.int64)
-                frames = self._envs.step(self._sent)[0]
-                self._sent = None
+                frames = self._envs.step(actions[step].astype(np.int64))[0]
         if not np.array_equal(frames, state["frames"]):
             raise ValueError(
                 f"Playing the actions of {self.spec.id} again did not reproduce the saved frames. "
@@ -340,7 +334,7 @@ class AleVecEnv(VecEnv):
         self._actions, self._n_steps, self._first_steps = bytearray(actions.tobytes()), len(actions), first_steps.copy()
         self._screen, self._lives, self._first_frames = frames, state["lives"], state["first_frames"]
         self._life_lost, self._returns = state["life_lost"].copy(), state["returns"].copy()
-        self._state_to_set = None
+        self._state_to_set, self._has_left_state = None, False
 
     def close(self) -> None:
         for results_writer in self._results_writers:
@@ -373,6 +367,21 @@ class AleVecEnv(VecEnv):
         raise NotImplementedError(f"The games run in C++ and have no method `{method_name}`. Use SB3's `make_atari_env`.")
 
 
+def _ale_seeds(base_seeds: np.ndarray, n_seeds: np.ndarray) -> np.ndarray:
+    """
+    :param base_seeds: Seed that each environment was given, shape (n_envs,)
+    :param n_seeds: How many seeds each has had since then, shape (n_envs,)
+    :return: the last seed of each, within the range of C++'s int32
+    """
+    return np.array(
+        [
+            seed % 2**31 if k == 1 else np.random.SeedSequence((seed % 2**32, k)).generate_state(1)[0] % 2**31
+            for seed, k in zip(base_seeds.tolist(), n_seeds.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+
+
 def is_atari(spec: gym.envs.registration.EnvSpec) -> bool:
     """
     :param spec: What gymnasium knows of the environment
@@ -401,6 +410,9 @@ def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
             f"{spec.id} skips {game.get('frameskip', 4)} frames itself, but the preprocessing has to see every frame. "
             f"Use an environment named like 'PongNoFrameskip-v4'."
         )
+    if (game["max_num_frames_per_episode"] or 0) <= 0:
+        # No limit for `AtariEnv`, but each game would end at once in `AtariVectorEnv`
+        game["max_num_frames_per_episode"] = 2**31 - 1
     return game
 
 
