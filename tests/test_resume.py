@@ -1461,3 +1461,58 @@ def test_wandb_itself_has_each_row_under_its_number(tmp_path, monkeypatch):
     wandb.teardown()
     parts = [[(row["_step"], row["x"]) for row in part if "x" in row] for part in wandb_parts(tmp_path)]
     assert parts == [[(i, i) for i in range(8)], [(i, i) for i in range(8)] + [(i + 1, i) for i in range(8, 16)]]
+
+
+def parameters_of(model):
+    return {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}
+
+
+def same(one, other):
+    return all(th.equal(one[name], other[name]) for name in one)
+
+
+def test_a_learn_that_follows_a_finished_one_is_the_same_after_a_new_start(tmp_path):
+    """The process was killed between two calls of `learn`, so the first finds its training finished."""
+
+    def first(folder):
+        return make_model(QA2C).learn(320, ExactCheckpointCallback(folder, verbose=0))
+
+    def second(model, folder):
+        return model.learn(320, ExactCheckpointCallback(folder, verbose=0), reset_num_timesteps=False)
+
+    whole = parameters_of(second(first(tmp_path / "whole"), tmp_path / "whole, second"))
+    first(tmp_path / "killed")
+    assert same(parameters_of(second(first(tmp_path / "killed"), tmp_path / "killed, second")), whole)
+
+
+def test_a_refused_resume_leaves_the_model_and_the_callbacks_as_they_were(tmp_path):
+    make_model(QA2C).learn(320, ExactCheckpointCallback(tmp_path, verbose=0))
+    model = make_model(QA2C)
+    before = parameters_of(model)
+    evaluation = EvalCallback(make_vec_env("CartPole-v1", 1, seed=5), eval_freq=20, n_eval_episodes=1, verbose=0)
+    with pytest.raises(CheckpointError, match="use the same ones"):
+        model.learn(1000, [evaluation, ExactCheckpointCallback(tmp_path, verbose=0)])
+    assert same(parameters_of(model), before)
+    model.learn(320, evaluation)
+    assert evaluation.last_mean_reward > 0
+
+
+def test_a_callback_writes_checkpoints_in_another_training_too(tmp_path):
+    callback = ExactCheckpointCallback(tmp_path / "first", save_freq=96, keep=10, verbose=0)
+    make_model(QA2C).learn(320, callback)
+    callback.folder = tmp_path / "second"
+    make_model(QA2C).learn(320, callback)
+    first, second = ([path.name.split(".")[0] for path in checkpoints_in(tmp_path / name)] for name in ("first", "second"))
+    assert first == second and len(first) == 5
+
+
+def test_an_evaluation_that_writes_another_file_is_refused(tmp_path):
+    def learn(steps, **kwargs):
+        env = make_vec_env("CartPole-v1", 1, seed=5)
+        evaluation = EvalCallback(env, eval_freq=20, n_eval_episodes=1, verbose=0, **kwargs)
+        make_model(QA2C).learn(steps, [evaluation, ExactCheckpointCallback(tmp_path / "checkpoints", verbose=0)])
+
+    learn(160, log_path=tmp_path)
+    with pytest.raises(CheckpointError, match=r"write \['best_model.zip'\], but .*with \['evaluations.npz'\]"):
+        learn(320, best_model_save_path=tmp_path)
+    assert not (tmp_path / "best_model.zip").exists()

@@ -122,6 +122,9 @@ class ExactCheckpointCallback(BaseCallback):
                 "Give ExactCheckpointCallback to `learn` itself, in the list of callbacks, with a `save_freq`."
             )
         self._rollout_is_complete, self._state_to_restore, self._objects = False, None, None
+        # As new, because it may have been used in another training
+        self.iteration = self._log_interval_callback.offset = 0
+        self._saved_at, self._evaluated = -1, False
         self._take_folder(self.folder)
         try:
             self._start(self.folder)
@@ -134,6 +137,7 @@ class ExactCheckpointCallback(BaseCallback):
         :param folder: Folder of the checkpoints, which is ours now
         :raises CheckpointError: if its checkpoints are of another training
         """
+        self._evaluation_random_state = seeded_random_state(self.model.seed)
         for evaluation in self._evaluations():
             self._isolate(evaluation)
         root = self.locals["callback"]
@@ -147,9 +151,7 @@ class ExactCheckpointCallback(BaseCallback):
         self._log_to_wandb(folder)
 
         checkpoint = newest_checkpoint(folder)
-        if checkpoint is None:
-            self._evaluation_random_state = seeded_random_state(self.model.seed)
-        else:
+        if checkpoint is not None:
             check_same_training(self.model, checkpoint)
             self._check_same_call(checkpoint)
             self._restore(checkpoint.state)
@@ -211,6 +213,10 @@ class ExactCheckpointCallback(BaseCallback):
             return
         # RL Zoo also calls this after an interrupted update, which may be half done, and hides the interruption
         learn_is_done = self._is_learning(sys._getframe()) and sys.exc_info()[1] is self._error_at_start
+        if learn_is_done and self._state_to_restore is not None:
+            # This training had ended before. Another `learn` may continue it
+            self._restore_after_start(self._state_to_restore)
+            self._state_to_restore = None
         if learn_is_done and self._rollout_is_complete:
             self.save()
         if learn_is_done and self._signals.pending is None:
@@ -317,6 +323,7 @@ class ExactCheckpointCallback(BaseCallback):
             "csv_keys": [list(f.keys) for f in logger.output_formats if isinstance(f, CSVOutputFormat)],
             "tensorboard": [os.path.relpath(f.writer.log_dir, self.folder) for f in tensorboard],
             "logs": [zlib.compress(read_log(file), 1) for file in self._open_logs()],
+            "evaluation_file_names": [path.name for path in self._evaluation_files()],
             "evaluation_files": [path.read_bytes() if path.exists() else None for path in self._evaluation_files()],
         }
 
@@ -325,21 +332,23 @@ class ExactCheckpointCallback(BaseCallback):
         :param state: Result of ``_state``
         :raises CheckpointError: if callbacks or log files differ
         """
-        restore_model(self.model, state)
         self._check_same_callbacks(state["callbacks"])
+        self._check_same_number_of_episodes(state["callbacks"])
+        evaluation_files = self._evaluation_files()
+        self._check_same_evaluation_files(evaluation_files, state)
+        csv_formats = [f for f in self.model.logger.output_formats if isinstance(f, CSVOutputFormat)]
+        check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
+        logs = self._open_logs()
+        if len(logs) != len(state["logs"]):
+            logs = self._open_logs(repeated=True)
+        check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
+
+        restore_model(self.model, state)
         called_before = self._called_before()
         for callback, (_, values) in zip(self._callbacks(), state["callbacks"], strict=True):
             plain = {name: value for name, value in values.items() if is_plain(value)}
             # A copy: they may change the values before these are restored a second time
             set_attributes(callback, copy.deepcopy(plain) if id(callback) in called_before else plain)
-        self._check_same_number_of_episodes()
-        evaluation_files = self._evaluation_files()
-        check_same_number(
-            "files are written by evaluations",
-            evaluation_files,
-            state["evaluation_files"],
-            "give `EvalCallback` a `log_path` and a `best_model_save_path` where it had them",
-        )
         for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
             # Some create objects in `reset`. It may draw from the global generators, which are restored later
             env.reset()
@@ -349,10 +358,6 @@ class ExactCheckpointCallback(BaseCallback):
         self.iteration = self._log_interval_callback.offset = state["iteration"]
         self._saved_at = self.model.num_timesteps
         self._restore_logger(state)
-        logs = self._open_logs()
-        if len(logs) != len(state["logs"]):
-            logs = self._open_logs(repeated=True)
-        check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
         for file, content in zip(logs, state["logs"], strict=True):
             rewrite_log(file, zlib.decompress(content))
         for output_format in self.model.logger.output_formats:
@@ -400,20 +405,30 @@ class ExactCheckpointCallback(BaseCallback):
         if here != there:
             raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
 
-    def _check_same_number_of_episodes(self) -> None:
-        for evaluation in self._evaluations():
-            results, n_episodes = evaluation.evaluations_results, evaluation.n_eval_episodes
+    def _check_same_number_of_episodes(self, states: list[Any]) -> None:
+        for evaluation, (_, values) in zip(self._callbacks(), states, strict=True):
+            if not isinstance(evaluation, EvalCallback):
+                continue
+            results, n_episodes = values.get("evaluations_results"), evaluation.n_eval_episodes
             if evaluation.log_path is not None and results and len(results[-1]) != n_episodes:
                 raise CheckpointError(
                     f"`n_eval_episodes` of EvalCallback is {n_episodes}, and was {len(results[-1])}. With a `log_path` all "
                     "evaluations are in one table, so they must have equally many episodes: give the earlier number."
                 )
 
+    def _check_same_evaluation_files(self, files: list[Path], state: dict[str, Any]) -> None:
+        advice = "give `EvalCallback` a `log_path` and a `best_model_save_path` where it had them"
+        check_same_number("files are written by evaluations", files, state["evaluation_files"], advice)
+        here = [path.name for path in files]
+        # Earlier checkpoints do not have them
+        there = state.get("evaluation_file_names", here)
+        if here != there:
+            raise CheckpointError(f"Evaluations write {here}, but the checkpoint was written with {there}: {advice}.")
+
     def _restore_logger(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
         logger = ResumedLogger.instead_of(self.model.logger)
         csv_formats = [f for f in logger.output_formats if isinstance(f, CSVOutputFormat)]
-        check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
         for csv_format, keys in zip(csv_formats, state["csv_keys"], strict=True):
             csv_format.keys = keys
         folders = iter(state["tensorboard"])

@@ -82,13 +82,14 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
     :param state: Result of ``model_state``
     """
     assert isinstance(model, OnPolicyAlgorithm)
+    # First, because environments that differ are refused, and then the model stays as it is
+    set_state(model.env, state["env"], "the environment")
     model.policy.load_state_dict(state["policy"])
     # Earlier checkpoints do not have it
     if "frozen" in state:
         for name, parameter in model.policy.named_parameters():
             parameter.requires_grad_(name not in state["frozen"])
     model.policy.optimizer.load_state_dict(state["optimizer"])
-    set_state(model.env, state["env"], "the environment")
     vars(model).update(state["model"])
     model.start_time = time.time_ns() - state["elapsed"]
 

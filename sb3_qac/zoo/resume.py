@@ -145,11 +145,14 @@ def without_checkpoints(specified: Any) -> list[Any]:
     """
     :param specified: Entry ``callback`` of RL Zoo's hyperparameters: a callback, its name, or a mapping of its name to its
         arguments; or a list of these
-    :return: the others than ``ExactCheckpointCallback``
+    :return: the others than ``ExactCheckpointCallback`` and its subclasses
     """
+    # Not at the top: RL Zoo is still being imported there
+    from rl_zoo3.utils import get_callback_list
+
     callbacks = specified if isinstance(specified, list) else [specified]
-    name = ExactCheckpointCallback.__name__
-    return [each for each in callbacks if not isinstance(each, ExactCheckpointCallback) and name not in str(each)]
+    made = get_callback_list({"callback": callbacks})
+    return [each for each, callback in zip(callbacks, made, strict=True) if not isinstance(callback, ExactCheckpointCallback)]
 
 
 def _leave(run: Path, env_name: str) -> None:
