@@ -129,6 +129,23 @@ def test_a_run_without_an_agent_is_refused(run, tmp_path):
         main(["evaluate", str(folder / "run.json")])
 
 
+def test_the_agents_after_one_that_cannot_be_played_are_evaluated(run, tmp_path, capsys):
+    with pytest.raises(SystemExit, match=r"^evaluate: There is no run of a study in .*\.$"):
+        main(["evaluate", str(tmp_path), run.folder, "--episodes", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["run"] == Path(run.folder).name
+
+
+@pytest.mark.parametrize("command", ["evaluate", "video"])
+def test_an_agent_of_minatar_is_not_played_without_the_package(command, run, tmp_path, monkeypatch):
+    folder = tmp_path / "task1_seed-0"
+    shutil.copytree(run.folder, folder)
+    settings = {**json.loads((folder / "run.json").read_text()), "env_id": "MinAtar/Breakout-v1"}
+    (folder / "run.json").write_text(json.dumps(settings))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=rf"^{command}: MinAtar/Breakout-v1 needs the package minatar: pip install"):
+        main([command, str(folder)])
+
+
 @pytest.mark.parametrize("command", ["diagnose", "evaluate", "export", "video"])
 def test_the_name_of_a_run_in_reports_leads_to_its_folder(command, tmp_path):
     for name in ("task1_seed-0", "qppo_seed-0", "task1_seed-100"):

@@ -250,11 +250,32 @@ def test_a_run_that_failed_counts_with_its_last_evaluation(tmp_path):
 
 def test_an_evaluation_file_that_is_half_written_counts_as_none(tmp_path):
     run = write_run(tmp_path, "a2c", 0, [[0, 2], [2, 4]])
+    (run / "status.json").write_text(json.dumps({"steps": 2000, "finished": False}))
     whole = (run / "evaluations.npz").read_bytes()
     for content in (whole[: len(whole) // 2], b"", bytes(len(whole))):
         (run / "evaluations.npz").write_bytes(content)
         (record,) = load_study(tmp_path)["Game-v0"]["a2c"]
         assert len(record.timesteps) == len(record.returns) == 0
+
+
+@pytest.mark.parametrize("name", ["evaluations.npz", "diagnosis.json", "curves.csv"])
+def test_a_damaged_file_of_a_finished_run_is_refused_by_its_name(name, tmp_path):
+    """Without its evaluations, the run would be missing from every comparison, and from a packed study for ever."""
+    run = write_run(tmp_path, "a2c", 0, [[0, 2], [2, 4]])
+    (run / "status.json").write_text(json.dumps({"steps": 2000, "finished": True}))
+    content = (run / name).read_bytes() if name == "evaluations.npz" else b""
+    (run / name).write_bytes(content[: len(content) // 2])
+    for command in (["report", str(tmp_path)], ["pack", str(tmp_path), "--output", str(tmp_path / "packed")]):
+        with pytest.raises(SystemExit, match=rf"^{command[0]}: .*a2c_seed-0/{name} is damaged"):
+            main(command)
+
+
+def test_a_folder_of_studies_is_refused_with_their_names(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "deeper").mkdir(parents=True)
+        write_run(tmp_path / name / "deeper", "a2c", 0, [[0, 2]])
+    with pytest.raises(SystemExit, match=r"It has other studies, .*: .*/one/deeper, .*/two/deeper\."):
+        main(["report", str(tmp_path)])
 
 
 def test_of_two_rows_of_one_step_the_later_one_is_drawn():
@@ -571,6 +592,17 @@ def test_runs_with_different_evaluations_or_precisions_are_told(tmp_path, capsys
     episodes = "n_eval_episodes is 2 (ppo_seed-0), 3 (ppo_seed-1)"
     line = f"The runs of ppo on Game-v0 have different settings: {deterministic}; {episodes}.\n"
     assert f"report: {line}" in capsys.readouterr().err
+
+
+def test_algorithms_that_are_evaluated_in_different_ways_are_told(tmp_path, capsys):
+    """As PQN with greedy actions, and the others with sampled ones."""
+    write_run(tmp_path, "a2c", 0, [[0, 2]])
+    write_run(tmp_path, "pqn", 0, [[0, 2]], deterministic=True)
+    write_report(tmp_path)
+    line = (
+        "On Game-v0 algorithms are compared that were evaluated in different ways: deterministic is False (a2c), True (pqn)."
+    )
+    assert capsys.readouterr().err == f"report: {line}\n"
 
 
 def test_runs_that_are_planned_for_different_numbers_of_steps_are_told(tmp_path, capsys):

@@ -47,7 +47,8 @@ def finish(run, returns, seconds=1.5):
     """Write what a finished training leaves."""
     folder = Path(run.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "evaluations.npz", results=np.array(returns, dtype=float))
+    results = np.array(returns, dtype=float)
+    np.savez(folder / "evaluations.npz", timesteps=np.arange(1, len(results) + 1), results=results)
     (folder / "run.json").write_text(json.dumps({**asdict(run), "commit": "abc"}))
     (folder / "status.json").write_text(json.dumps({"finished": True, "steps": run.n_timesteps, "seconds": seconds}))
 

@@ -9,6 +9,15 @@ MINATAR_GAMES = {
 }
 
 
+def check_minatar(env_id: str) -> None:
+    """
+    :param env_id: Environment
+    :raises ValueError: if it is one of MinAtar's games and the package is not installed
+    """
+    if env_id.startswith("MinAtar/") and importlib.util.find_spec("minatar") is None:
+        raise ValueError(f"{env_id} needs the package minatar: pip install '.[minatar]', in the checkout")
+
+
 def register_minatar_envs() -> None:
     """
     Register MinAtar's games in gymnasium, with the names and settings of ``minatar.gym.register_envs`` ("MinAtar/Breakout-v1"

@@ -1,7 +1,6 @@
 """A grid of trainings: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
 
 import contextlib
-import importlib.util
 import inspect
 import io
 import itertools
@@ -27,7 +26,7 @@ from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checks import check_device, check_number, check_seed
 from sb3_qac.common.files import read_json
-from sb3_qac.common.minatar import MINATAR_GAMES
+from sb3_qac.common.minatar import MINATAR_GAMES, check_minatar
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
@@ -110,8 +109,7 @@ def make_grid(
 
 
 def _check_env(env_id: str) -> None:
-    if env_id.startswith("MinAtar/") and importlib.util.find_spec("minatar") is None:
-        raise ValueError(f"{env_id} needs the package minatar: pip install '.[minatar]', in the checkout")
+    check_minatar(env_id)
     try:
         gym.spec(env_id)
     except gym.error.Error as error:

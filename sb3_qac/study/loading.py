@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import io
-import json
 import math
 import zipfile
 from collections import Counter
@@ -107,8 +106,14 @@ def load_study(folder: Path) -> dict[str, Groups]:
     if not records and pack is not None:
         records = load_pack(*pack)
     if not records:
+        inside = sorted({part_of(folder, run, read_json(run / "run.json")["env_id"]) for run in _all_runs(folder)})
         raise ValueError(
-            f"There is no run of a study in {folder}. `python -m sb3_qac study ... --output {folder}` makes some."
+            f"There is no run of a study in {folder}. "
+            + (
+                f"It has other studies, of which one can be named: {', '.join(str(folder / part) for part in inside)}."
+                if inside
+                else f"`python -m sb3_qac study ... --output {folder}` makes some."
+            )
         )
     check_different_runs(records)
     return by_environment(records)
@@ -252,21 +257,18 @@ def load_run(folder: Path) -> Record:
     """
     :param folder: Folder of a run
     :return: its record
+    :raises ValueError: if one of its files is damaged
     """
-    timesteps, returns, lengths = np.zeros(0, dtype=int), np.zeros((0, 1)), None
-    # A file that a killed process left half written counts as none
-    damaged = (FileNotFoundError, zipfile.BadZipFile, EOFError, ValueError)
-    with contextlib.suppress(*damaged), open(folder / "evaluations.npz", "rb") as file:
-        evaluations = np.load(file)
-        timesteps, returns, lengths = evaluations["timesteps"], evaluations["results"], evaluations.get("ep_lengths")
+    status = read_json(folder / "status.json")
+    timesteps, returns, lengths = load_evaluations(folder / "evaluations.npz", finished=status.get("finished", False))
     settings = read_json(folder / "run.json")
     settings |= {name: field_name(settings[name]) for name in ("name", "group")}
     config = folder / name_of_env(settings["env_id"]) / "config.yml"
-    with contextlib.suppress(*damaged):
+    # One that a killed process left half written counts as none
+    with contextlib.suppress(FileNotFoundError, ValueError):
         settings["resolved_hyperparams"] = read_config(config)
-    diagnosis = folder / DIAGNOSIS_FILE
+    diagnosis: Any = read_json(folder / DIAGNOSIS_FILE)
     curves = load_curves(folder)
-    status = read_json(folder / "status.json")
     figures = {**figures_of(curves), **read_json(folder / NOISE_FILE)}
     training_return = status.get("training_return")
     if training_return is not None and math.isfinite(training_return):
@@ -281,9 +283,32 @@ def load_run(folder: Path) -> Record:
         returns=returns,
         lengths=lengths,
         curves=curves,
-        diagnosis=json.loads(diagnosis.read_text()) if diagnosis.is_file() else [],
+        diagnosis=diagnosis or [],
         figures=figures,
     )
+
+
+def load_evaluations(path: Path, finished: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """
+    :param path: The ``evaluations.npz`` of a run
+    :param finished: Whether the run is finished. If not, a file that a killed process left half written counts as none.
+    :return: steps of the evaluations, shape (n_evaluations,); returns and lengths of their episodes, shape (n_evaluations,
+        n_episodes) each, lengths if there are any
+    :raises ValueError: if the run is finished and the file is damaged
+    """
+    try:
+        with open(path, "rb") as file:
+            evaluations = np.load(file)
+            return evaluations["timesteps"], evaluations["results"], evaluations.get("ep_lengths")
+    except FileNotFoundError:
+        pass
+    except (zipfile.BadZipFile, EOFError, KeyError, ValueError) as error:
+        if finished:
+            raise ValueError(
+                f"{path} is damaged ({error}), although its run is finished. Take another copy of it, or move the folder of "
+                "the run away."
+            ) from None
+    return np.zeros(0, dtype=int), np.zeros((0, 1)), None
 
 
 def figures_of(curves: dict[str, pd.Series]) -> dict[str, float]:
@@ -332,5 +357,8 @@ def load_curves(folder: Path) -> dict[str, pd.Series]:
         text = kept.read_text()
     else:
         return {}
-    table = pd.read_csv(io.StringIO(text), index_col="step")
+    try:
+        table = pd.read_csv(io.StringIO(text), index_col="step")
+    except ValueError as error:
+        raise ValueError(f"{kept} is damaged: {error}.") from None
     return {tag: table[tag].dropna() for tag in table if table[tag].notna().any()}

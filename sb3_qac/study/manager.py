@@ -28,6 +28,7 @@ from sb3_qac import QA2C, QPPO
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import to_ale_vec_env
+from sb3_qac.common.minatar import check_minatar
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
 from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.common.wrappers import EpisodeReplay, NewGameOnReset
@@ -54,6 +55,7 @@ class StudyManager(ExperimentManager):
 
     def __init__(self, run: Run) -> None:
         import_packages(run.gym_packages)
+        check_minatar(run.env_id)
         super().__init__(
             Namespace(**asdict(run)),
             run.algo,

@@ -53,6 +53,8 @@ FAILED = " Where groups are compared, a failed run counts with its last evaluati
 N_COLORS = 128
 # Settings that change what an evaluation is, how soon one can reach a return, or in which numbers an agent computes
 EVALUATED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return", "native", "dtype")
+# Those of them in which groups that are compared should not differ either
+COMPARED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return")
 # Plots of a report, by the name of their file
 PLOTS = ("evaluations", "curves", "relative")
 
@@ -412,6 +414,14 @@ def warnings_of(envs: dict[str, Groups]) -> Iterator[str]:
                         f"**{record.path} has returns on {env_id} that are not finite numbers**, first at {wrong[0]:,} steps. "
                         f"Means of {group} that include them are not numbers either."
                     )
+        for name in COMPARED:
+            kinds = {
+                group: " and ".join(sorted({str(record.settings.get(name)) for record in records}))
+                for group, records in groups.items()
+            }
+            if len(set(kinds.values())) > 1:
+                listed = ", ".join(f"{kind} ({group})" for group, kind in kinds.items())
+                yield f"**On {env_id} algorithms are compared that were evaluated in different ways:** {name} is {listed}."
         plans = {group: sorted({_planned(record) for record in records} - {0}) for group, records in groups.items()}
         if len({steps for of_group in plans.values() for steps in of_group}) > 1:
             listed = "; ".join(f"{' and '.join(f'{x:,}' for x in steps)} ({group})" for group, steps in plans.items() if steps)

@@ -23,6 +23,7 @@ from sb3_qac.common.checks import check_integer, check_number, check_seed
 from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.study.catalogue import STUDIES, TASKS
 from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, make_grid, run_study
+from sb3_qac.study.loading import load_evaluations
 from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import presets, register
@@ -362,12 +363,11 @@ def row_of(run: Run, row: dict[str, Any]) -> dict[str, Any] | None:
     settings, status = (read_json(Path(run.folder, file)) for file in ("run.json", "status.json"))
     if not settings:
         return None
-    evaluations = Path(run.folder, "evaluations.npz")
-    results = np.load(evaluations)["results"] if run.finished and evaluations.is_file() else None
+    _, results, _ = load_evaluations(Path(run.folder, "evaluations.npz"), run.finished)
     return {
         **row,
         "steps": status.get("steps", 0),
-        "return": math.nan if results is None else float(results.mean(axis=1)[-N_LAST:].mean()),
+        "return": float(results.mean(axis=1)[-N_LAST:].mean()) if run.finished and len(results) else math.nan,
         "seconds": round(status.get("seconds", 0.0)),
         "commit": settings.get("commit"),
     }
