@@ -50,10 +50,14 @@ COMPARISONS = {
     "which training amplifies.",
     ("beta-loo", "all-action"): " beta-loo corrects the critic's error on the action taken.",
     ("beta-loo", "a2c"): "",
+    ("qa2c", "a2c"): "",
+    ("qa2c", "ppo"): "",
     ("qppo", "qppo-sampled"): " The two differ in the policy's gradient only: from all actions, or from the one taken.",
     ("qppo", "ppo"): "",
     ("qppo", "a2c"): "",
     ("qppo", "all-action"): "",
+    ("qppo", "qa2c"): "",
+    ("qppo", "pqn"): "",
 }
 
 
