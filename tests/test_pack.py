@@ -263,6 +263,8 @@ def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
     others = {"": [load_study(live)["CartPole-v1"]["a2c"][0]]}
     write_pack(add_packed(others, output), output)
     assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == "lost"
+    # The report says why it covers less
+    assert "**Unfinished:** a2c_seed-1 (lost)" in markdown(output, load_study(output), None)
 
 
 def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhere(live, packed, tmp_path, capsys):

@@ -381,7 +381,9 @@ def _unfinished(records: list[Record]) -> list[str]:
     unfinished = [record for record in records if not record.finished]
     if not unfinished:
         return []
-    named = ", ".join(f"{record.name} ({record.state})" if record.failed else record.name for record in unfinished)
+    named = ", ".join(
+        record.name if record.state == "unfinished" else f"{record.name} ({record.state})" for record in unfinished
+    )
     n_failed = sum(record.failed for record in unfinished)
     if len(unfinished) > 10:
         named = f"{len(unfinished)} of {len(records)} runs" + (f", {n_failed} of which failed" if n_failed else "")
