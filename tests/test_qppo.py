@@ -462,13 +462,13 @@ def test_last_smaller_minibatch_is_used():
     sizes, evaluate = [], model.policy.evaluate_all_actions
 
     def evaluate_and_count(observations):
-        if th.is_grad_enabled():
-            sizes.append(len(observations))
+        sizes.append((len(observations), th.is_grad_enabled()))
         return evaluate(observations)
 
     model.policy.evaluate_all_actions = evaluate_and_count
     model.learn(12)
-    assert sizes == 3 * [8, 4]
+    # The rollout's six steps first, because a method of the user's is set, and then nothing but the gradient steps
+    assert sizes == 6 * [(2, False)] + 3 * [(8, True), (4, True)]
     assert {int(state["step"]) for state in model.policy.optimizer.state.values()} == {6}
 
 

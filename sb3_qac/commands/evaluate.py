@@ -41,21 +41,21 @@ def run(args: argparse.Namespace) -> int:
     from sb3_qac.common.checks import check_number
     from sb3_qac.study.agents import evaluate_agent, evaluation_line
 
-    errors = []
     try:
         check_number("threads", args.threads, minimum=1)
-        check_number("episodes", args.episodes, minimum=1)
     except ValueError as error:
         sys.exit(f"evaluate: {error}")
     th.set_num_threads(args.threads)
+    errors = []
     for folder in args.folders:
         try:
             result = evaluate_agent(folder, args.episodes)
         except ValueError as error:
-            # The other agents are evaluated all the same
+            # The remaining agents are still evaluated
             errors.append(f"evaluate: {error}")
         else:
             print(json.dumps(result) if args.json else evaluation_line(result), flush=True)
     if errors:
-        sys.exit("\n".join(errors))
+        # A wrong number of episodes is the same error for each agent
+        sys.exit("\n".join(dict.fromkeys(errors)))
     return 0

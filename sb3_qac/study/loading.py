@@ -106,7 +106,7 @@ def load_study(folder: Path) -> dict[str, Groups]:
     if not records and pack is not None:
         records = load_pack(*pack)
     if not records:
-        inside = sorted({part_of(folder, run, read_json(run / "run.json")["env_id"]) for run in _all_runs(folder)})
+        inside = other_studies(folder)
         raise ValueError(
             f"There is no run of a study in {folder}. "
             + (
@@ -174,13 +174,12 @@ def other_studies(folder: Path) -> dict[str, int]:
     :param folder: Folder of a study, packed or not
     :return: how many runs each other study in it has, by its path in the folder; ``load_study`` leaves them out
     """
-    if runs_of(folder):
+    pack = find_pack(folder)
+    if runs_of(folder) or pack is None:
         parts = [part_of(folder, run, read_json(run / "run.json")["env_id"]) for run in _all_runs(folder)]
-    elif pack := find_pack(folder):
+    else:
         inside = f"{pack[1]}/".lstrip("/")
         parts = [part.removeprefix(inside) for part in packed_runs(pack[0])["part"] if part.startswith(inside)]
-    else:
-        parts = []
     return dict(sorted(Counter(filter(None, parts)).items()))
 
 

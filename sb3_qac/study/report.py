@@ -51,10 +51,10 @@ PLAYED = (
 )
 FAILED = " Where groups are compared, a failed run counts with its last evaluation, and is left out if it has none."
 N_COLORS = 128
-# Settings that change what an evaluation is, how soon one can reach a return, or in which numbers an agent computes
-EVALUATED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return", "native", "dtype")
-# Those of them in which groups that are compared should not differ either
+# Settings that change what an evaluation is, or how soon one can reach a return: algorithms that are compared share them
 COMPARED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return")
+# Also those that change in which numbers an agent computes: the runs of an algorithm share them
+EVALUATED = (*COMPARED, "native", "dtype")
 # Plots of a report, by the name of their file
 PLOTS = ("evaluations", "curves", "relative")
 

@@ -363,11 +363,11 @@ def row_of(run: Run, row: dict[str, Any]) -> dict[str, Any] | None:
     settings, status = (read_json(Path(run.folder, file)) for file in ("run.json", "status.json"))
     if not settings:
         return None
-    _, results, _ = load_evaluations(Path(run.folder, "evaluations.npz"), run.finished)
+    results: Any = load_evaluations(Path(run.folder, "evaluations.npz"), finished=True)[1] if run.finished else ()
     return {
         **row,
         "steps": status.get("steps", 0),
-        "return": float(results.mean(axis=1)[-N_LAST:].mean()) if run.finished and len(results) else math.nan,
+        "return": float(results.mean(axis=1)[-N_LAST:].mean()) if len(results) else math.nan,
         "seconds": round(status.get("seconds", 0.0)),
         "commit": settings.get("commit"),
     }
