@@ -176,6 +176,16 @@ def test_no_time_is_left_in_the_last_rollout(tmp_path):
     assert list(left.cells) == ["0:00:00"]
 
 
+def test_the_table_says_that_a_run_is_being_resumed_until_its_first_step(tmp_path):
+    runs = make_grid("cartpole", ["a2c"], [0, 1], tmp_path)
+    status = {"total": 1000, "steps_per_second": 0.0, "finished": False, "last_evaluation": None}
+    for run, steps in zip(runs, (0, 500), strict=True):
+        Path(run.folder).mkdir(parents=True)
+        Path(run.folder, "status.json").write_text(json.dumps({**status, "steps": steps}))
+    (left,) = [column for column in status_table(runs, {}).columns if column.header == "left"]
+    assert list(left.cells) == ["", "resuming"]
+
+
 def test_what_is_given_twice_is_trained_once(tmp_path):
     runs = make_grid("cartpole", ["task1", "a2c", "all-action", "a2c"], [1, 0, 1], tmp_path)
     assert [run.name for run in runs] == ["task1_seed-1", "task1_seed-0", "a2c_seed-1", "a2c_seed-0"]

@@ -377,7 +377,10 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
         state: ProgressBar | str = ProgressBar(total, steps, width=BAR_WIDTH)
         if run.folder in failed or status["finished"]:
             state = "failed" if run.folder in failed else "finished"
-        left = "" if status["finished"] or not speed else f"{timedelta(seconds=round(max(total - steps, 0) / speed))}"
+        left = f"{timedelta(seconds=round(max(total - steps, 0) / speed))}" if speed and not status["finished"] else ""
+        if steps and not speed:
+            # Its environments may have to play their games again, which takes up to some minutes
+            left = "resuming"
         training_return, evaluation = status.get("training_return"), status["last_evaluation"]
         table.add_row(
             name,
