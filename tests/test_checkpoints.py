@@ -41,7 +41,9 @@ def same(one, other):
 STATE = {
     "numbers": [1, 2**200, -0.1, 1e-310, float("inf"), True, None, "text ü", b"\x00\xff", b""],
     "numpy": [np.float32(0.1), np.float64(0.1), np.int8(-3), np.uint64(2**64 - 1), np.bool_(True)],
-    "arrays": [np.arange(6).astype(dtype).reshape(2, 3) for dtype in ("f2", "f8", "u1", "u4", "i8", "c16", "S3", "?")],
+    "arrays": [
+        np.arange(6).astype(dtype).reshape(2, 3) for dtype in ("f2", "f8", "u1", "u4", "i8", "c16", "S3", "?", ">f4", ">i8")
+    ],
     "empty": np.zeros((0, 3)),
     "zero-dimensional": np.array(1.5),
     "transposed": np.arange(24, dtype=np.uint8).reshape(2, 3, 4).transpose(0, 2, 1),

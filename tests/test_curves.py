@@ -121,20 +121,21 @@ def test_the_norm_is_that_before_clipping_and_the_loss_that_of_the_parts():
     assert row["train/loss"] == pytest.approx(parts)
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_training_goes_on_after_ctrl_c_in_the_middle_of_an_update(resumed, tmp_path):
+@pytest.mark.parametrize("folders", [None, ("a", "a"), ("a", "b")], ids=["no checkpoints", "resumed", "in another folder"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_training_goes_on_after_ctrl_c_in_the_middle_of_an_update(folders, order, tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     # QA2C logs the norm itself
     model = QA2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), seed=0, device="cpu")
     curves = CurvesCallback()
-    callbacks = [curves, ExactCheckpointCallback(tmp_path)] if resumed else [curves]
+    one, other = ([ExactCheckpointCallback(tmp_path / name)] for name in folders) if folders else ([], [])
     hook = model.policy.optimizer.register_step_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        model.learn(100, callbacks)
+        model.learn(100, [curves, *one][::order])
     hook.remove()
-    model.learn(100, callbacks)
+    model.learn(100, [curves, *other][::order])
     assert curves.grad_norm == pytest.approx(model.logger.name_to_value["train/grad_norm"], rel=1e-5)
 
 

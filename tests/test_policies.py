@@ -228,6 +228,19 @@ def test_deterministic_action_is_the_most_probable_not_the_most_valued():
     assert policy.predict(np.zeros(3, np.float32), deterministic=True)[0] == 2
 
 
+@POLICIES
+def test_values_leave_the_distribution_of_a_caller_as_it_is(policy_class, observation_space):
+    """As in SB3, whose policies have one distribution object."""
+    policy = make(policy_class, observation_space)
+    policy.predict_values(observe(policy))
+    distribution = policy.get_distribution(observe(policy))
+    before = distribution.distribution.logits.clone()
+    policy.observation_space.seed(1)
+    others, _ = policy.obs_to_tensor(policy.observation_space.sample())
+    policy.predict_values(others)
+    assert th.equal(distribution.distribution.logits, before)
+
+
 def test_continuous_actions_are_refused():
     with pytest.raises(ValueError, match=r"Discrete.*PPO or SAC"):
         MlpPolicy(VECTOR, VECTOR, ConstantSchedule(1e-3))

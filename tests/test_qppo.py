@@ -1,5 +1,6 @@
 """QPPO as a user of SB3 meets it, and its loss against QA2C's and against the formula."""
 
+import contextlib
 import copy
 import inspect
 import math
@@ -255,9 +256,39 @@ def test_old_policy_is_the_users_where_its_methods_call_ours(on_the_object):
     with th.no_grad():
         # Far from uniform, so that the mixture is another policy
         model.policy.action_net.bias += th.tensor([2.0, -2.0])
-    (row,) = logged_by(model, 32)
+    # On the object, `forward` is still ours, which draws from another policy
+    warns = pytest.warns(UserWarning, match="`forward` and `evaluate_all_actions` of your policy differ")
+    with warns if on_the_object else contextlib.nullcontext():
+        (row,) = logged_by(model, 32)
     assert row["kl"] == pytest.approx(0, abs=1e-6)
     assert row["clip_fraction"] == 0
+
+
+class OtherWeightsInRollouts(BaseCallback):
+    """Acts with another bias, as with noise on the parameters, and calls the policy itself."""
+
+    def __init__(self, noise):
+        super().__init__()
+        self.noise = th.tensor([noise, -noise])
+
+    def _on_rollout_start(self):
+        with th.no_grad():
+            self.model.policy.action_net.bias += self.noise
+
+    def _on_step(self):
+        self.model.policy(self.locals["obs_tensor"], deterministic=True)
+        return True
+
+    def _on_rollout_end(self):
+        with th.no_grad():
+            self.model.policy.action_net.bias -= self.noise
+
+
+def test_weights_that_change_before_a_rollout_has_ended_are_warned_of():
+    model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=2, seed=0), seed=0, device="cpu", **SMALL)
+    with pytest.warns(UserWarning, match=r"differ by up to \d.*a policy that did not act.*a callback changes the weights"):
+        model.learn(16, OtherWeightsInRollouts(1.0))
+    model.learn(16, OtherWeightsInRollouts(0.0))
 
 
 class OwnForward(ActorCriticQPolicy):

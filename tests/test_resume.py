@@ -16,6 +16,7 @@ import time
 import types
 import uuid
 import zipfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -1104,6 +1105,89 @@ def test_a_callback_whose_state_cannot_be_kept_is_refused_at_the_start(extra, tm
     make_model(QA2C).learn(64, [Holder(1), ExactCheckpointCallback(tmp_path)])
     with pytest.raises(StateError, match=r"The state of Holder\.extra.* cannot be taken"):
         make_model(QA2C).learn(128, [Holder(extra), ExactCheckpointCallback(tmp_path)])
+
+
+class Averages(BaseCallback):
+    """Averages the parameters, which it refers to."""
+
+    def _init_callback(self):
+        self.live = self.model.policy.state_dict()
+        self.average = {name: tensor.clone() for name, tensor in self.live.items()}
+        self.norms = []
+
+    def _on_rollout_start(self):
+        for name, tensor in self.average.items():
+            tensor.lerp_(self.live[name], 0.1)
+        self.norms.append(float(self.live["q_net.weight"].norm()))
+
+    def _on_step(self):
+        return True
+
+
+class Counts(dict):
+    total = 0
+
+
+class CountsActions(BaseCallback):
+    """Counts in a dictionary with an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counts()
+
+    def _on_step(self):
+        for action in self.locals["actions"].tolist():
+            self.counts[action] = self.counts.get(action, 0) + 1
+            self.counts.total += 1
+        return True
+
+
+def learn_with(callback, folder, order, stop=np.inf):
+    """:return: the callback after a training that may be interrupted"""
+    checkpoint = ExactCheckpointCallback(folder, save_freq=100, verbose=0)
+    make_model(QA2C).learn(800, [*[callback, InterruptAt(stop), checkpoint][::order]])
+    return callback
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
+def test_references_to_the_parameters_are_so_after_a_resume(order, tmp_path):
+    straight = learn_with(Averages(), tmp_path / "one", order)
+    with pytest.raises(Interrupted):
+        learn_with(Averages(), tmp_path / "other", order, stop=450)
+    resumed = learn_with(Averages(), tmp_path / "other", order)
+    assert resumed.norms == straight.norms and len(set(resumed.norms)) > 20
+    assert all(map(th.equal, resumed.average.values(), straight.average.values()))
+    parameter = resumed.model.policy.q_net.weight
+    assert resumed.live["q_net.weight"].data_ptr() == parameter.data_ptr()
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
+def test_a_dictionary_of_the_users_class_is_resumed_with_its_attributes(order, tmp_path):
+    straight = learn_with(CountsActions(), tmp_path / "one", order)
+    with pytest.raises(Interrupted):
+        learn_with(CountsActions(), tmp_path / "other", order, stop=450)
+    resumed = learn_with(CountsActions(), tmp_path / "other", order)
+    assert resumed.counts == straight.counts and type(resumed.counts) is Counts
+    assert resumed.counts.total == straight.counts.total == 800
+
+
+def test_tensors_of_which_only_some_are_the_policys_are_refused(tmp_path):
+    callback = Averages()
+    callback._on_rollout_start = lambda: callback.live.update(extra=th.ones(1))
+    with pytest.raises(StateError, match=r"Averages\.live has tensors of the policy and others: keep them in two attributes"):
+        make_model(QA2C).learn(64, [callback, ExactCheckpointCallback(tmp_path)])
+
+
+def test_a_counter_that_is_made_late_is_not_written_as_a_plain_dictionary(tmp_path):
+    class Late(Holder):
+        def _on_step(self):
+            self.extra = Counter(a=1)
+            return True
+
+    with pytest.warns(
+        UserWarning, match=r"Late\.extra is a collections\.Counter, and was not there when the training started"
+    ):
+        make_model(QA2C).learn(96, [Late(None), ExactCheckpointCallback(tmp_path, save_freq=1)])
 
 
 @dataclass

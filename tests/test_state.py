@@ -277,6 +277,29 @@ def test_a_replay_leaves_what_is_outside_and_what_belongs_together(wrapper, tmp_
     assert_go_on_alike(make_env, tmp_path, before=150, after=100)
 
 
+class TakesItsItem(gym.Env):
+    """Uses its action as `DummyVecEnv` gives it: as a number of NumPy."""
+
+    observation_space, action_space = spaces.Box(0, 255, (1,), np.uint8), spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.total, self.t = np.zeros(1, np.uint8), 0
+        return self.total, {}
+
+    def step(self, action):
+        assert action.dtype == self.action_space.dtype
+        # A sum with an integer of Python would stay in 8 bits
+        self.total = self.total + action
+        self.t += 1
+        return self.total, 1.0, self.t == 30, False, {}
+
+
+def test_a_replay_gives_the_actions_as_they_were(tmp_path):
+    make_env = functools.partial(DummyVecEnv, [lambda: EpisodeReplay(TakesItsItem())])
+    assert_go_on_alike(make_env, tmp_path, before=20, after=20)
+
+
 def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
     monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 300)
     env = make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=3)
@@ -450,6 +473,38 @@ def test_members_of_enums_and_further_dictionaries_go_on_as_what_they_are(at_the
 
 class Bag(dict):
     """A dictionary with attributes, which are not what is in it."""
+
+    total = 0
+
+
+class AttributeDict(dict):
+    """A dictionary whose items are its attributes."""
+
+    def __init__(self, **items):
+        super().__init__(items)
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize("kind", [Bag, AttributeDict])
+def test_a_dictionary_of_the_users_class_goes_on_with_its_attributes(kind, tmp_path):
+    env, other = Counting(kind(a=1)), Counting(kind(a=1))
+    env.extra.update(b=2)
+    env.extra.total = 3
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    assert other.extra == env.extra and type(other.extra) is kind and other.extra.total == 3
+
+
+def test_tensors_in_containers_are_restored_on_their_device(tmp_path):
+    """A checkpoint has all tensors on the CPU. The device `meta` stands for a GPU."""
+
+    def containers(device):
+        return {"list": [th.ones(2, device=device)], "tuple": (1, {"a": th.ones(3, device=device)})}
+
+    env, other = Counting(containers("cpu")), Counting(containers("meta"))
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    restored = other.extra
+    assert [restored["list"][0].device.type, restored["tuple"][1]["a"].device.type] == ["meta", "meta"]
+    assert restored["tuple"][0] == 1
 
 
 @pytest.mark.parametrize(

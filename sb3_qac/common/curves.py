@@ -37,6 +37,10 @@ class CurvesCallback(BaseCallback):
         # A function, because exact resume would put the list of an earlier time in the place of a list
         self._remove_hooks: Callable[[], None] = _nothing
 
+    def _init_callback(self) -> None:
+        # An update that was interrupted leaves some
+        self._squares = {}
+
     def _on_training_start(self) -> None:
         n_envs = self.training_env.num_envs
         if self.last_returns is None or self.model.num_timesteps == 0:

@@ -279,11 +279,28 @@ class QPPO(ScheduledOnPolicyAlgorithm):
             if rollout_buffer.generator_ready:
                 # A callback has read minibatches, so the buffer's arrays are (n_envs * n_steps, ...)
                 q_values, log_probs = map(rollout_buffer.swap_and_flatten, (q_values, log_probs))
+            actions = rollout_buffer.actions.astype(int)
+            self._warn_of_another_policy(np.take_along_axis(log_probs, actions, axis=-1), rollout_buffer.log_probs)
             # The log probabilities of all actions take the place of those of the actions taken
             rollout_buffer.log_probs = log_probs
-            q_taken = np.take_along_axis(q_values, rollout_buffer.actions.astype(int), axis=-1)
+            q_taken = np.take_along_axis(q_values, actions, axis=-1)
             rollout_buffer.q_taken = q_taken  # type: ignore[attr-defined]  # (n_steps, n_envs, 1)
         return completed
+
+    def _warn_of_another_policy(self, log_probs: np.ndarray, rollout_log_probs: np.ndarray) -> None:
+        """
+        :param log_probs: ``log pi(a_t|s_t)`` of the distributions over all actions
+        :param rollout_log_probs: The same as ``forward`` returned it when the actions were drawn
+        """
+        difference = np.abs(log_probs.flatten() - rollout_log_probs.flatten()).max()
+        # More than the rounding of another precision or of compiled code
+        if difference > 0.1:
+            warnings.warn(
+                f"The log probabilities of the actions taken differ by up to {difference:.2g} from those in the rollout, so "
+                "the KL divergence and the ratio are measured from a policy that did not act. Either `forward` and "
+                "`evaluate_all_actions` of your policy differ, or a callback changes the weights before a rollout has ended.",
+                stacklevel=2,
+            )
 
     @th.no_grad()
     def _evaluate_again(self, rollout_buffer: RolloutBuffer) -> list[tuple[th.Tensor, th.Tensor]]:

@@ -299,6 +299,7 @@ class ExactCheckpointCallback(BaseCallback):
             *map(id, parts_of(model)),
         }
         state = model_state(model, seen)
+        settings = {callback: of_callback for callback, (_, of_callback) in self._settings.items()}
         evaluation_envs = []
         for env in self._evaluation_envs():
             seen_there: set[int] = set()
@@ -310,7 +311,7 @@ class ExactCheckpointCallback(BaseCallback):
             "evaluation_random": self._evaluation_random_state,
             "evaluation_envs": evaluation_envs,
             "callbacks": [
-                [type(callback).__name__, callback_state(callback, self._settings.get(id(callback), (None, {}))[1], seen)]
+                [type(callback).__name__, callback_state(callback, settings.get(id(callback), {}), seen, model.policy)]
                 for callback in self._callbacks()
             ],
             "iteration": self.iteration,

@@ -5,10 +5,12 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
+from torch import nn
 
 from sb3_qac.resume.identity import constructor_arguments
-from sb3_qac.resume.state import equal, get_attributes, get_plain_attributes, get_values
+from sb3_qac.resume.state import StateError, equal, get_attributes, get_plain_attributes, get_values
 
 # Attributes of callbacks that belong to this process, and one that SB3's StopTrainingOnMaxEpisodes computes from a setting
 CALLBACK_ATTRIBUTES_SKIPPED = frozenset({"model", "parent", "locals", "globals", "verbose", "_total_max_episodes"})
@@ -35,16 +37,18 @@ def _(obj: BaseCallback, name: str, seen: set[int]) -> dict[str, Any]:
     return get_attributes(obj, name, seen, CALLBACK_ATTRIBUTES_SKIPPED)
 
 
-def callback_state(callback: BaseCallback, settings: dict[str, Any], seen: set[int]) -> dict[str, Any]:
+def callback_state(callback: BaseCallback, settings: dict[str, Any], seen: set[int], policy: nn.Module) -> dict[str, Any]:
     """
     :param callback: A callback
     :param settings: Result of ``callback_settings``
     :param seen: Identities of objects that it may refer to but does not own
+    :param policy: Policy, to whose tensors it may refer too
     :return: the state of its attributes by name, without settings that have not changed
     :raises StateError: if the state of an attribute cannot be taken; the message names the attribute
     """
-    services = {name for name, value in vars(callback).items() if is_service(value)}
-    values = get_attributes(callback, type(callback).__name__, seen, CALLBACK_ATTRIBUTES_SKIPPED | services)
+    name = type(callback).__name__
+    skipped = {key for key, value in vars(callback).items() if is_service(value) or refers_to(policy, value, f"{name}.{key}")}
+    values = get_attributes(callback, name, seen, CALLBACK_ATTRIBUTES_SKIPPED | skipped)
     return {name: value for name, value in values.items() if not (name in settings and equal(value, settings[name]))}
 
 
@@ -56,6 +60,32 @@ def is_service(value: Any) -> bool:
     value = getattr(value, "func", value) if isinstance(value, functools.partial) else value
     value = getattr(value, "__self__", value)
     return f"{type(value).__module__}.".startswith(tuple(f"{package}." for package in SERVICES))
+
+
+def refers_to(policy: nn.Module, value: Any, name: str) -> bool:
+    """
+    :param policy: Policy
+    :param value: Value of a callback's attribute
+    :param name: What to call it in errors
+    :return: Whether its tensors are those of the policy, as in the result of ``policy.state_dict()``
+    :raises StateError: if only some are
+    """
+    tensors = list(_tensors_in(value))
+    if not tensors:
+        return False
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*policy.parameters(), *policy.buffers()) if tensor.numel() > 0}
+    shared = {tensor.untyped_storage().data_ptr() in own for tensor in tensors}
+    if len(shared) > 1:
+        raise StateError(f"{name} has tensors of the policy and others: keep them in two attributes, or clone the policy's.")
+    return shared.pop()
+
+
+def _tensors_in(value: Any) -> Iterator[th.Tensor]:
+    if isinstance(value, th.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item)
 
 
 def callback_settings(callback: BaseCallback) -> dict[str, Any]:

@@ -260,7 +260,8 @@ class _Encoder:
         # Keep the memory layout of transposed images: torch computes them in another order, which changes the rounding
         axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
         array = np.ascontiguousarray(array.transpose(axes)).reshape([array.shape[axis] for axis in axes])
-        stored = array if array.dtype.name in ARRAY_TYPES else np.frombuffer(array.tobytes(), dtype=np.uint8)
+        is_known = array.dtype.isnative and array.dtype.name in ARRAY_TYPES
+        stored = array if is_known else np.frombuffer(array.tobytes(), dtype=np.uint8)
         self.arrays[name] = th.from_numpy(np.array(stored))
         return {TAG: kind, "name": name, "dtype": array.dtype.str, "shape": list(array.shape), "axes": axes}
 

@@ -81,7 +81,8 @@ def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
     obj.unwrapped.np_random.bit_generator.state = values["random_state"]
     obj.reset(**values["reset_arguments"])
     for action in values["actions"]:
-        obj.step(action if action.ndim else action.item())
+        # A number as `DummyVecEnv` gives it, of NumPy
+        obj.step(action[()])
     if not equal(obj.obs, values["obs"]):
         raise StateError(
             f"Playing the actions of {name} again did not reproduce the saved observation: "

@@ -170,11 +170,27 @@ def set_attributes(obj: Any, values: dict[str, Any]) -> None:
             # Keep the class of a `Counter` or another subclass of dict
             current.clear()
             current.update(value)
-        elif isinstance(value, th.Tensor) and isinstance(current, th.Tensor) and value.device != current.device:
-            # A checkpoint has all tensors on the CPU
-            vars(obj)[name] = value.detach().to(current.device).requires_grad_(value.requires_grad)
         else:
-            vars(obj)[name] = value
+            vars(obj)[name] = _on_device_of(current, value)
+
+
+def _on_device_of(current: Any, value: Any) -> Any:
+    """
+    :param current: What is to be replaced
+    :param value: Plain data of a checkpoint, which has all tensors on the CPU
+    :return: the data, with each tensor on the device of the one that it replaces. Dictionaries and lists are changed in place,
+        because several attributes may refer to them
+    """
+    if isinstance(value, th.Tensor) and isinstance(current, th.Tensor) and value.device != current.device:
+        return value.detach().to(current.device).requires_grad_(value.requires_grad)
+    here, there = _by_key(current), _by_key(value)
+    moved = {key: _on_device_of(here.get(key), item) for key, item in there.items()}
+    changed = {key: item for key, item in moved.items() if item is not there[key]}
+    if isinstance(value, tuple):
+        return tuple(moved.values()) if changed else value
+    for key, item in changed.items():
+        value[key] = item
+    return value
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -234,7 +250,7 @@ def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     :raises StateError: if the object keeps its state outside Python attributes
     """
     # The attributes of a container, if any, are not its content
-    if has_hidden_state(obj) or isinstance(obj, dict | list | tuple | set | deque):
+    if has_hidden_state(obj) or isinstance(obj, list | tuple | set | deque):
         raise _cannot_be_taken(obj, name)
     is_env = isinstance(obj, gym.Env | VecEnv)
     described = {key for key in ENV_ATTRIBUTES if is_env or not is_plain(vars(obj).get(key))}
@@ -278,12 +294,12 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str])
     :return: Its state by name
     :raises StateError: if a part of it cannot be taken
     """
-    values, plain = {}, get_plain_attributes(obj)
+    values: dict[str, Any] = {}
     for key, value in vars(obj).items():
         if key in skipped or is_constant(value, seen) or _is_seen(value, seen):
             continue
-        if key in plain:
-            values[key] = plain[key]
+        if is_plain(value):
+            values[key] = value
         elif isinstance(value, enum.Enum):
             # Its class is not found by its name, but this attribute has it. Several attributes may share one member
             values[key] = ObjectState(kind_of(value), member_of(value))
@@ -292,6 +308,9 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str])
             values[key] = states if isinstance(value, dict) else list(states.values())
         else:
             values[key] = _state_of(value, f"{name}.{key}", seen)
+            if isinstance(value, dict):
+                # As with other dictionaries, several attributes may have come to refer to it
+                seen.discard(id(value))
     return values
 
 
@@ -374,6 +393,25 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
 def _by_key(value: Any) -> dict[Any, Any]:
     """:return: the items of a list, a tuple or a dictionary by index or key; none of anything else"""
     return dict(value) if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list | tuple) else {}
+
+
+@get_values.register
+def _(obj: dict, name: str, seen: set[int]) -> dict[str, Any]:
+    """A ``Counter`` or another subclass: its items, and its attributes if its class has any."""
+    items = dict(obj)
+    if type(obj) in PLAIN_DICTS or not is_plain(items):
+        raise _cannot_be_taken(obj, name)
+    attributes = get_attributes(obj, name, seen, SKIPPED_ATTRIBUTES) if hasattr(obj, "__dict__") else {}
+    return {"items": items, "attributes": attributes}
+
+
+@set_values.register
+def _(obj: dict, values: dict[str, Any], name: str) -> None:
+    items = _on_device_of(obj, values["items"])
+    obj.clear()
+    obj.update(items)
+    # The attributes as those of any object
+    set_values.dispatch(object)(obj, values["attributes"], name)
 
 
 @get_values.register(types.MethodType)
