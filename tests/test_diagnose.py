@@ -126,8 +126,11 @@ def test_a_run_is_diagnosed_at_its_start_and_end(tmp_path):
     settings = dict(n_timesteps=2000, eval_freq=2000, n_eval_episodes=2, wandb="disabled", device="cpu")
     task1, a2c = make_grid("cartpole", ["task1", "a2c"], [0], tmp_path, **settings)
     assert run_study([task1, a2c]) == {}
+    logs = sorted(tmp_path.rglob("events.out.tfevents*"))
     results = diagnose_run(Path(task1.folder), n_rollouts=5, n_points=2)
     assert [result["steps"] for result in results] == [0, 2000]
+    # It does not log where the training did
+    assert len(logs) == 2 and sorted(tmp_path.rglob("events.out.tfevents*")) == logs
     assert json.loads((Path(task1.folder) / "diagnosis.json").read_text()) == results
     # 7 estimators and a critic at each of both points, and their heads
     assert len(list(tables(results))) == 2 * 7 + 2 + 1 + 2 + 2

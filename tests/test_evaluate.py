@@ -135,6 +135,19 @@ def test_the_agents_after_one_that_cannot_be_played_are_evaluated(run, tmp_path,
     assert json.loads(capsys.readouterr().out)["run"] == Path(run.folder).name
 
 
+@pytest.mark.parametrize("command", ["diagnose", "evaluate", "video"])
+def test_an_agent_whose_environment_is_gone_is_named_as_such(command, run, tmp_path, capsys):
+    folder = tmp_path / "task1_seed-0"
+    shutil.copytree(run.folder, folder)
+    settings = {**json.loads((folder / "run.json").read_text()), "env_id": "Acrobat-v1"}
+    (folder / "run.json").write_text(json.dumps(settings))
+    others = [run.folder, "--episodes", "1", "--json"] if command == "evaluate" else []
+    with pytest.raises(SystemExit, match=rf"^{command}: Environment `Acrobat` doesn't exist. Did you mean: `Acrobot`"):
+        main([command, str(folder), *others])
+    if others:
+        assert json.loads(capsys.readouterr().out)["env"] == "Acrobot-v1"
+
+
 @pytest.mark.parametrize("command", ["evaluate", "video"])
 def test_an_agent_of_minatar_is_not_played_without_the_package(command, run, tmp_path, monkeypatch):
     folder = tmp_path / "task1_seed-0"

@@ -1,6 +1,7 @@
 """A study trains its grid, each run once, however often it is started."""
 
 import contextlib
+import copy
 import errno
 import functools
 import io
@@ -40,6 +41,7 @@ from sb3_qac.__main__ import main
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.files import make_folder, read_json
+from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in, load_checkpoint
 from sb3_qac.study import workers
@@ -47,7 +49,7 @@ from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback, StopOnReturn
 from sb3_qac.study.catalogue import BENCHMARKED, STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary, without_evaluation
-from sb3_qac.study.loading import load_run
+from sb3_qac.study.loading import load_run, read_config
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
 from sb3_qac.study.pack import command_of
 from sb3_qac.study.run import Run, name_of_env, read_run
@@ -740,6 +742,51 @@ def test_an_unfinished_run_that_is_refused_keeps_its_record(tmp_path, monkeypatc
     # An argument at its default may be written out
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.1, "gamma": 0.99}}))
     assert run_study([run]) == {}
+
+
+@pytest.mark.parametrize("where", ["file", "run"])
+@pytest.mark.parametrize("entry", [{"normalize": {"norm_reward": False}}, {"policy_kwargs": {"net_arch": [16]}}])
+def test_a_run_whose_hyperparameters_have_dictionaries_is_found_again(entry, where, tmp_path):
+    """RL Zoo adds the discount to the first, and SB3's A2C the optimizer to the second."""
+    path, entries = tmp_path / "mine.yml", dict(policy="MlpPolicy", n_steps=8, n_envs=1, n_timesteps=16, gamma=0.9)
+    path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, **(entry if where == "file" else {})}}))
+    given = {} if where == "file" else copy.deepcopy(entry)
+    settings = dict(config=str(path), hyperparams=given, **{**SMALL, "n_timesteps": 0})
+    runs = make_grid("CartPole-v1", ["a2c"], [0, 1], tmp_path, **settings)
+    for _ in range(2):
+        assert run_study(runs) == {} and all(run.finished for run in runs)
+    assert all(run.hyperparams == given for run in runs)
+    (name,) = entry
+    assert read_config(Path(runs[0].folder, "CartPole-v1", "config.yml"))[name] == entry[name]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_wrapper_of_vectorised_environments_is_kept(native, tmp_path):
+    wrappers = [{"stable_baselines3.common.vec_env.VecFrameStack": {"n_stack": 2}}]
+    if native:
+        wrappers.insert(0, "sb3_qac.common.env_util.to_ale_vec_env")
+    for of_run in (wrappers, wrappers[-1:]):
+        entries = {"vec_env_wrapper": of_run, "frame_stack": None, "n_envs": 1}
+        (run,) = make_grid(
+            "PongNoFrameskip-v4", ["a2c"], [0], tmp_path, hyperparams=entries, native=native, **{**SMALL, "n_eval_episodes": 1}
+        )
+        manager = StudyManager(run)
+        hyperparams, _ = manager.read_hyperparameters()
+        _, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_hyperparams(hyperparams)
+        env = manager.create_envs(1)
+        assert env.observation_space.shape == (2, 84, 84) and isinstance(env.unwrapped, AleVecEnv) == native
+        env.close()
+
+
+@pytest.mark.parametrize(("name", "text"), [("mine.txt", "CartPole-v1: {}"), ("mine.py", "presets = {}")])
+def test_a_file_of_hyperparameters_of_another_kind_is_refused(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    command = ["study", "CartPole-v1", "--algos", "qa2c", "--conf-file", str(tmp_path / name), "--output", str(tmp_path / "o")]
+    for steps in ([], ["--steps", "16"]):
+        with pytest.raises(
+            SystemExit, match=rf"^study: .*{name} cannot be read: .*YAML file.*Python file.*in `hyperparams`\."
+        ):
+            main([*command, *steps])
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5", "my_module:My.Own-v0", "my_module:games/Mine-v0"])

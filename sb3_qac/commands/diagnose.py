@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code
     """
+    import gymnasium as gym
+
     from sb3_qac.study.diagnose import diagnose_run, tables
 
     results, failure = {}, None
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
                 print("\n".join([f"## {folder}", "", *tables(result), ""]), flush=True)
     except BrokenPipeError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, gym.error.Error) as error:
         failure = f"diagnose: {error}"
     if args.json:
         print(json.dumps(results, indent=1))

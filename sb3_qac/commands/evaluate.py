@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code
     """
+    import gymnasium as gym
     import torch as th
 
     from sb3_qac.common.checks import check_number
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for folder in args.folders:
         try:
             result = evaluate_agent(folder, args.episodes)
-        except ValueError as error:
+        except (OSError, ValueError, gym.error.Error) as error:
             # The remaining agents are still evaluated
             errors.append(f"evaluate: {error}")
         else:

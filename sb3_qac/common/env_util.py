@@ -63,10 +63,12 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
     and ``record_video`` show the game in colour. SB3's ``make_atari_env`` sets one: call ``make_ale_vec_env`` instead of it.
 
     :param env: Environments as RL Zoo and SB3 make them: a ``DummyVecEnv`` of ``Monitor``, then ``AtariWrapper``
-    :return: An ``AleVecEnv``; or ``env`` itself if it has a render mode, or is a ``SubprocVecEnv``, which RL Zoo makes to play
-        with ``--n-envs``
+    :return: An ``AleVecEnv``; or ``env`` itself if it is one, has a render mode, or is a ``SubprocVecEnv``, which RL Zoo makes
+        to play with ``--n-envs``
     :raises ValueError: for other environments, if they differ, or if arguments or further wrappers would be lost
     """
+    if isinstance(env, AleVecEnv):
+        return env
     if isinstance(env, SubprocVecEnv):
         warnings.warn(
             "A SubprocVecEnv is not replaced by an AleVecEnv, which is faster: a DummyVecEnv would be.", stacklevel=2

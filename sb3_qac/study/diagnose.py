@@ -236,7 +236,9 @@ def diagnose_snapshot(
     """
     env.seed(seed)
     normalize_as(path, env)
-    return diagnose_model(ALGOS[algo].load(path, env=env), n_rollouts, n_states, n_repeats)  # type: ignore[arg-type]
+    # Without the folder of TensorBoard of the training, which may be on another machine
+    model = ALGOS[algo].load(path, env=env, tensorboard_log=None)
+    return diagnose_model(model, n_rollouts, n_states, n_repeats)  # type: ignore[arg-type]
 
 
 def tables(results: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -202,6 +202,12 @@ def hyperparams_of(run: Run) -> dict[str, Any]:
         raise ValueError(f"{manager.config} is not a YAML file: {error}") from None
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{manager.config} has no hyperparameters by environment: {error}.") from None
+    except (ImportError, KeyError) as error:
+        # RL Zoo takes every other name for that of a module
+        raise ValueError(
+            f"{manager.config} cannot be read: {error}. It must be a YAML file (.yml, .yaml) with hyperparameters by "
+            "environment, or a Python file (.py) that has them in `hyperparams`."
+        ) from None
     for name in hyperparams:
         check_entry(f"{manager.config} has the entry {name!r} for {run.env_id}", name, run.algo, ZOO_ENTRIES | OTHER_ENTRIES)
     missing = [name for name in ("n_timesteps", "policy") if name not in hyperparams]

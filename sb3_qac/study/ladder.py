@@ -51,7 +51,7 @@ def noise_of_run(folder: Path) -> dict[str, float] | None:
     set_random_seed(run.seed)
     with environments_of(run) as env:
         normalize_as(snapshots[1], env)
-        model = ALGOS[run.algo].load(snapshots[1], env=env, device="cpu")
+        model = ALGOS[run.algo].load(snapshots[1], env=env, device="cpu", tensorboard_log=None)
         assert isinstance(model, OnPolicyAlgorithm)
         gradients, steps = gradients_of_updates(model, N_STEPS_OF_VARIANCE)
     moments = GradientMoments([run.group], len(gradients))

@@ -56,6 +56,8 @@ class StudyManager(ExperimentManager):
     def __init__(self, run: Run) -> None:
         import_packages(run.gym_packages)
         check_minatar(run.env_id)
+        # RL Zoo would raise a KeyError where there is none
+        gym.spec(run.env_id)
         super().__init__(
             Namespace(**asdict(run)),
             run.algo,
@@ -80,6 +82,11 @@ class StudyManager(ExperimentManager):
         self.envs: list[VecEnv] = []
         self.is_resumable = self.needs_replay = False
 
+    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        hyperparams, saved = super().read_hyperparameters()
+        # RL Zoo and SB3 add entries to the dictionaries inside, which the run and the file of the training have too
+        return copy_containers(hyperparams), saved
+
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
         self.is_resumable = is_resumable(ALGOS[self.run.algo], hyperparams)
         result = super()._preprocess_hyperparams(hyperparams)
@@ -90,7 +97,7 @@ class StudyManager(ExperimentManager):
             self.is_resumable and not self._is_atari and not has_visible_state(self.run.env_id, self.env_kwargs)
         )
         if self._is_atari and self.run.native:
-            vec_env_wrapper = to_ale_vec_env
+            vec_env_wrapper = in_native(vec_env_wrapper)
         if self._is_atari and self.run.dtype is not None:
             use_lean_cnn(ALGOS[self.run.algo], hyperparams, self.run.dtype)
         if get_device(self.run.device).type == "cuda":
@@ -215,6 +222,24 @@ def inside(wrapper_class: type[gym.Wrapper], env_wrapper: Callable[[gym.Env], gy
     :return: the function that puts its result inside the wrapper
     """
     return lambda env: wrapper_class(env if env_wrapper is None else env_wrapper(env))
+
+
+def in_native(vec_env_wrapper: Callable[[VecEnv], VecEnv] | None) -> Callable[[VecEnv], VecEnv]:
+    """
+    :param vec_env_wrapper: Function that wraps Atari environments, or None
+    :return: the function that first replaces them by native ones
+    """
+    return to_ale_vec_env if vec_env_wrapper is None else lambda env: vec_env_wrapper(to_ale_vec_env(env))
+
+
+def copy_containers(value: Any) -> Any:
+    """
+    :param value: Hyperparameters
+    :return: the same in new dictionaries and lists; other objects are not copied
+    """
+    if isinstance(value, dict):
+        return {key: copy_containers(item) for key, item in value.items()}
+    return [copy_containers(item) for item in value] if isinstance(value, list) else value
 
 
 def config_of(algo: str, env_id: str) -> str | None:
