@@ -1142,19 +1142,22 @@ class CountsActions(BaseCallback):
         return True
 
 
-def learn_with(callback, folder, order, stop=np.inf):
-    """:return: the callback after a training that may be interrupted"""
-    checkpoint = ExactCheckpointCallback(folder, save_freq=100, verbose=0)
-    make_model(QA2C).learn(800, [*[callback, InterruptAt(stop), checkpoint][::order]])
-    return callback
+def straight_and_resumed(kind, folder, order):
+    """:return: the callback of a class after a training, and after one that was interrupted"""
+
+    def learn(name, stop=np.inf):
+        callback, checkpoint = kind(), ExactCheckpointCallback(folder / name, save_freq=100, verbose=0)
+        make_model(QA2C).learn(800, [callback, InterruptAt(stop), checkpoint][::order])
+        return callback
+
+    with pytest.raises(Interrupted):
+        learn("resumed", stop=450)
+    return learn("straight"), learn("resumed")
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
 def test_references_to_the_parameters_are_so_after_a_resume(order, tmp_path):
-    straight = learn_with(Averages(), tmp_path / "one", order)
-    with pytest.raises(Interrupted):
-        learn_with(Averages(), tmp_path / "other", order, stop=450)
-    resumed = learn_with(Averages(), tmp_path / "other", order)
+    straight, resumed = straight_and_resumed(Averages, tmp_path, order)
     assert resumed.norms == straight.norms and len(set(resumed.norms)) > 20
     assert all(map(th.equal, resumed.average.values(), straight.average.values()))
     parameter = resumed.model.policy.q_net.weight
@@ -1163,10 +1166,7 @@ def test_references_to_the_parameters_are_so_after_a_resume(order, tmp_path):
 
 @pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
 def test_a_dictionary_of_the_users_class_is_resumed_with_its_attributes(order, tmp_path):
-    straight = learn_with(CountsActions(), tmp_path / "one", order)
-    with pytest.raises(Interrupted):
-        learn_with(CountsActions(), tmp_path / "other", order, stop=450)
-    resumed = learn_with(CountsActions(), tmp_path / "other", order)
+    straight, resumed = straight_and_resumed(CountsActions, tmp_path, order)
     assert resumed.counts == straight.counts and type(resumed.counts) is Counts
     assert resumed.counts.total == straight.counts.total == 800
 
