@@ -299,7 +299,6 @@ class ExactCheckpointCallback(BaseCallback):
             *map(id, parts_of(model)),
         }
         state = model_state(model, seen)
-        settings = {callback: of_callback for callback, (_, of_callback) in self._settings.items()}
         evaluation_envs = []
         for env in self._evaluation_envs():
             seen_there: set[int] = set()
@@ -311,7 +310,7 @@ class ExactCheckpointCallback(BaseCallback):
             "evaluation_random": self._evaluation_random_state,
             "evaluation_envs": evaluation_envs,
             "callbacks": [
-                [type(callback).__name__, callback_state(callback, settings.get(id(callback), {}), seen, model.policy)]
+                [type(callback).__name__, callback_state(callback, self._settings_of(callback), seen, model.policy)]
                 for callback in self._callbacks()
             ],
             "iteration": self.iteration,
@@ -472,6 +471,11 @@ class ExactCheckpointCallback(BaseCallback):
             for callback in flatten(self.locals["callback"])
             if not isinstance(callback, (*stateless, LogIntervalCallback)) and callback is not self
         )
+
+    def _settings_of(self, callback: BaseCallback) -> dict[str, Any]:
+        """:return: result of ``callback_settings`` from when this training started"""
+        _, settings = self._settings.get(id(callback), (callback, {}))
+        return settings
 
     def _called_before(self) -> set[int]:
         """:return: identities of the callbacks that ``learn`` calls before this one"""
