@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -306,6 +307,22 @@ def test_trainings_stop_at_the_return_and_are_not_repeated(tmp_path, capsys, mon
         SystemExit, match=r"`n_threads` is 77, and was \d+ in .*seconds cannot be compared.*set OMP_NUM_THREADS"
     ):
         main([*command, "8"])
+
+
+@pytest.mark.parametrize(("steps", "reached"), [(200, True), (208, False)])
+def test_a_return_that_is_reached_after_the_last_step_does_not_count(steps, reached, tmp_path):
+    """The last rollout is completed, and evaluated."""
+    run = Contender("ppo").run("CartPole-v1", tmp_path, stop_return=34.0, n_timesteps=200)
+    status = dict(steps=256, seconds=3.0, evaluation_seconds=1.0, last_evaluation=dict(steps=steps, mean_return=40.0))
+    Path(run.folder).mkdir(parents=True)
+    Path(run.folder, "status.json").write_text(json.dumps(status))
+    assert run.reached
+    found = until_return.measured(run)
+    assert found["reached"] == reached and found["last_return"] == 40 and found["steps"] == 256
+
+
+def test_the_two_names_of_an_algorithm_are_one_contender():
+    assert contenders_of("CartPole-v1", ["task1", "all-action"]) == contenders_of("CartPole-v1", ["all-action"])
 
 
 def test_a_training_that_failed_is_told(tmp_path, monkeypatch):

@@ -448,6 +448,13 @@ def test_the_number_of_points_of_a_curve_can_be_chosen(live, tmp_path):
     assert main(["pack", str(live), "--output", str(tmp_path), "--points", "2"]) == 0
     n_rows = pd.read_csv(tmp_path / "curves.csv.xz").groupby("run").size()
     assert len(n_rows) > 1 and n_rows.max() == 2
+    # Runs that only the pack has are not thinned further
+    kept = pd.read_csv(tmp_path / "curves.csv.xz")
+    other = tmp_path / "other"
+    shutil.copytree(live / "part" / "Acrobot-v1", other / "Acrobot-v1")
+    assert main(["pack", str(other), "--output", str(tmp_path), "--points", "1", "--add"]) == 0
+    added = pd.read_csv(tmp_path / "curves.csv.xz")
+    assert added.groupby("run").size().max() == 2 and set(kept["run"]) <= set(added["run"])
     with pytest.raises(SystemExit, match="pack: `points` must be an integer, at least 1, but 0 was given"):
         main(["pack", str(live), "--output", str(tmp_path), "--points", "0"])
 

@@ -17,7 +17,18 @@ from stable_baselines3.common.logger import TensorBoardOutputFormat
 from sb3_qac.__main__ import main
 from sb3_qac.study.analysis import paragraphs, relative_table, statistics
 from sb3_qac.study.loading import load_everything, load_study
-from sb3_qac.study.report import _panels, _styles, draw_evaluations, markdown, median_curve, save_figure, table, write_report
+from sb3_qac.study.records import CURVES
+from sb3_qac.study.report import (
+    _panels,
+    _styles,
+    draw_curves,
+    draw_evaluations,
+    markdown,
+    median_curve,
+    save_figure,
+    table,
+    write_report,
+)
 from sb3_qac.study.statistics import (
     common_evaluations,
     difference,
@@ -155,6 +166,40 @@ def test_a_run_without_an_evaluation_does_not_hide_the_others(tmp_path, monkeypa
     assert [len(found) for found in pooled(envs["Game-v0"]["a2c"][2:])] == [0, 0, 0]
 
 
+def test_a_run_that_failed_does_not_end_the_mean_of_the_others(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[0, 2], [10, 12]])
+    (write_run(tmp_path, "a2c", 1, [[4, 6]], finished=False) / "error.txt").write_text("broken")
+    steps, means, _ = pooled(load_study(tmp_path)["Game-v0"]["a2c"])
+    # 1 and 5, then 11 and 5
+    assert steps.tolist() == [1000, 2000] and means.tolist() == [3, 8]
+
+
+@pytest.mark.parametrize("n_evaluations", [1, 2])
+def test_a_single_evaluation_is_drawn_as_a_point(n_evaluations, tmp_path, monkeypatch):
+    for seed in (0, 1):
+        write_run(tmp_path, "a2c", seed, [[0, 2], [10, 12]][:n_evaluations])
+    figures = []
+    monkeypatch.setattr("sb3_qac.study.report.save_figure", lambda figure, path: figures.append(figure))
+    draw_evaluations(load_study(tmp_path), tmp_path / "evaluations")
+    (panel,) = figures[0].axes
+    # Two seeds and their mean
+    assert [line.get_marker() == "o" for line in panel.get_lines()] == 3 * [n_evaluations == 1]
+
+
+def test_curves_have_titles_and_steps_where_the_first_or_last_environment_has_none(tmp_path, monkeypatch):
+    for env_id in ("A-v0", "B-v0", "C-v0"):
+        write_run(tmp_path / env_id, "a2c", 0, [[0, 2]], env_id=env_id, curves=env_id == "B-v0")
+    figures = []
+    monkeypatch.setattr("sb3_qac.study.report.save_figure", lambda figure, path: figures.append(figure))
+    draw_curves(load_study(tmp_path), tmp_path / "curves")
+    drawn = [panel for panel in figures[0].axes if panel.get_visible()]
+    # The file of curves has the return in training and the entropy
+    titles = [CURVES[tag] for tag in ("rollout/ep_rew_mean", "train/entropy_loss")]
+    assert [panel.get_title() for panel in drawn] == titles
+    assert [panel.get_xlabel() for panel in drawn] == 2 * ["environment steps"]
+    assert [panel.get_ylabel() for panel in drawn] == ["B-v0", ""]
+
+
 @pytest.mark.parametrize("seeds_of_qppo", [(0,), (0, 1)])
 def test_panels_with_the_same_groups_share_one_legend(seeds_of_qppo, tmp_path, monkeypatch):
     """With another number of seeds, the labels differ, and each panel has its own legend."""
@@ -221,8 +266,9 @@ def test_evaluations_are_planned_in_their_order(tmp_path):
     # Not the one that stopped the run
     assert compared.timesteps[-1] == 62_000 and compared.means.max() == 1
     # Evaluations may begin late, even with a single one
-    late = dataclasses.replace(groups["qppo"][0], timesteps=np.array([60 * 992]))
-    assert planned_steps(late).tolist() == [60_000]
+    for k in (60, 63, 120):
+        late = dataclasses.replace(groups["qppo"][0], timesteps=np.array([k * 992]))
+        assert planned_steps(late).tolist() == [k * 1000]
 
 
 def test_evaluations_with_another_interval_stay_where_they_are(tmp_path):
@@ -246,6 +292,44 @@ def test_a_run_that_failed_counts_with_its_last_evaluation(tmp_path):
     )
     # Also where the text of a comparison does not
     assert "a failed run counts with its last evaluation" in markdown(tmp_path, load_study(tmp_path), None)
+
+
+def test_a_group_without_any_evaluation_is_the_reason_why_there_is_no_comparison(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[0, 2], [2, 4]])
+    (write_run(tmp_path, "qppo", 0, [], finished=False) / "error.txt").write_text("broken")
+    text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], None))
+    assert "No run of qppo has an evaluation, so there is no comparison." in text and "--eval-freq" not in text
+
+
+def test_a_comparison_says_over_which_evaluations_it_averages(tmp_path):
+    write_run(tmp_path, "a2c", 0, [[x, x] for x in (0, 10, 20)])
+    run = write_run(tmp_path, "qppo", 0, [[x, x] for x in (0, 11, 23)])
+    text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], None))
+    # (0 + 1 + 3) / 3
+    assert "Averaged over all evaluations up to that point, it is +1.33 (" in text
+    np.savez(run / "evaluations.npz", timesteps=np.array([2000, 3000]), results=np.array([[11.0, 11.0], [23.0, 23.0]]))
+    text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], None))
+    assert "Averaged over the evaluations that all runs have (2) up to that point, it is +2 (" in text
+
+
+def test_large_numbers_are_written_out(tmp_path):
+    for seed, returns in enumerate((1000, 1300)):
+        write_run(tmp_path, "a2c", seed, [[returns, returns]])
+        write_run(tmp_path, "qppo", seed, [[0, 2 * seed]])
+    text = " ".join(paragraphs(load_study(tmp_path)["Game-v0"], None))
+    # 300 / sqrt(2) and 1 / sqrt(2)
+    assert "The standard deviation over seeds of one algorithm is 0.71 to 212 at that point." in text
+    slow = write_run(tmp_path, "a2c", 2, [[1, 1], [18, 18]], steps_per_second=2000 / (140 * 3600))
+    rows = list(table(load_study(slow.parent)["Game-v0"], goal=18))
+    assert any("| a2c_seed-2 |" in row and "| 2,000 | 140 |" in row for row in rows)
+
+
+def test_what_is_not_known_of_a_run_is_not_called_none(tmp_path):
+    run = write_run(tmp_path, "a2c", 0, [[0, 2]])
+    settings = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**settings, "commit": None, "dtype": None}))
+    text = markdown(tmp_path, load_study(tmp_path), None)
+    assert "; commit not known; " in text and "precision of the network for images: float32." in text
 
 
 def test_an_evaluation_file_that_is_half_written_counts_as_none(tmp_path):

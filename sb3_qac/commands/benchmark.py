@@ -1,7 +1,6 @@
 """``python -m sb3_qac benchmark``: the speed of training, and the time to a return."""
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
@@ -77,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
     # Before PyTorch is imported
     limit_spinning()
+    from sb3_qac.common.files import to_json
     from sb3_qac.study import benchmark, until_return
 
     module = benchmark if args.until_return is None else until_return
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         # The measurements took long: they are printed all the same
         failure = f"benchmark: {output} could not be written ({error.strerror})."
-    print(json.dumps(report, indent=1) if args.json else "\n".join(module.tables(report)))
+    print(to_json(report, indent=1) if args.json else "\n".join(module.tables(report)))
     if failure is not None:
         sys.exit(failure)
     if report.get("interrupted"):

@@ -46,17 +46,22 @@ def run(args: argparse.Namespace) -> int:
         output = args.output or Path("results", args.folder.resolve().name)
         check_environments(parts, output)
         keep_lost(parts, output)
+        kept = []
         if args.add:
-            ours, parts = parts, add_packed(parts, output)
-            chosen = {record.path: record for records in parts.values() for record in records}
-            for record in (record for records in ours.values() for record in records):
-                if (packed := chosen[record.path]).status is not record.status:
-                    kept = f"its {packed.state} run in {output}, at {packed.status['steps']:,} steps, is kept"
+            ours = {record.path: record for records in parts.values() for record in records}
+            parts = add_packed(parts, output)
+            for packed in (record for records in parts.values() for record in records):
+                record = ours.get(packed.path)
+                if record is not None and record.status is packed.status:
+                    continue
+                kept.append(packed.path)
+                if record is not None:
+                    instead = f"its {packed.state} run in {output}, at {packed.status['steps']:,} steps, is kept"
                     steps = f"{record.status.get('steps', 0):,} steps"
-                    print(f"pack: {record.path} is {record.state} in {args.folder}, at {steps}: {kept}.", file=sys.stderr)
+                    print(f"pack: {record.path} is {record.state} in {args.folder}, at {steps}: {instead}.", file=sys.stderr)
         else:
             check_all_are_there(parts, output)
-        for path in write_pack(parts, output, args.lost, args.points):
+        for path in write_pack(parts, output, args.lost, args.points, kept):
             print(path)
     except ValueError as error:
         sys.exit(f"pack: {error}")

@@ -1,7 +1,6 @@
 """``python -m sb3_qac search``: a search of hyperparameters over several tasks at once."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,11 +77,12 @@ def print_standings(search: Any, names: list[str], folder: Path, as_json: bool) 
     """
     from rich.console import Console
 
+    from sb3_qac.common.files import to_json
     from sb3_qac.study.search import as_row, best_as_yaml, choices_as_text, standings, standings_table, started_trials
 
     trials = {name: standings(search, name, folder) for name in names}
     if as_json:
-        print(json.dumps({name: [as_row(search, trial) for trial in of_name] for name, of_name in trials.items()}, indent=1))
+        print(to_json({name: [as_row(search, trial) for trial in of_name] for name, of_name in trials.items()}, indent=1))
         return
     for name, of_name in trials.items():
         Console().print(standings_table(search, name, of_name))

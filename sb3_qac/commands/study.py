@@ -1,7 +1,6 @@
 """``python -m sb3_qac study``: a grid of trainings."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -123,13 +122,12 @@ def print_results(runs: Sequence[Any], as_json: bool) -> None:
     :param runs: Runs of the study
     :param as_json: Whether to print the state of every run as JSON, instead of a line for each finished run
     """
-    from sb3_qac.common.files import read_json
+    from sb3_qac.common.files import read_json, to_json
     from sb3_qac.study.grid import summary
 
     if as_json:
-        states = json.dumps({run.folder: read_json(Path(run.folder, "status.json")) for run in runs})
-        # JSON has no NaN, which is the training return before the first episode has ended
-        print(json.dumps(json.loads(states, parse_constant=lambda name: None), indent=1))
+        # The training return is NaN before the first episode has ended
+        print(to_json({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
         return
     for line in summary(runs):
         print(line)

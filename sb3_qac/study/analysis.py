@@ -19,6 +19,7 @@ from sb3_qac.study.statistics import (
     common_seeds,
     difference,
     groups_left_out,
+    planned_steps,
 )
 
 # Published mean scores of A2C and related algorithms, by source. Their protocols differ from ours.
@@ -108,6 +109,9 @@ def _nothing_in_common(groups: Groups) -> str:
         return "The runs have no evaluation in common yet."
     if not any(len(record.timesteps) for record in records):
         return "No run has an evaluation."
+    without = [group for group, of_group in groups.items() if not any(len(record.timesteps) for record in of_group)]
+    if len(groups) - len(without) == 1 < len(groups):
+        return f"No run of {_list(without)} has an evaluation, so there is no comparison."
     text = "The runs have no evaluation after the same number of steps, so they are not compared."
     if not any(record.stopped or record.settings.get("eval_from") is not None for record in records):
         text += " With an `--eval-freq` that is a multiple of each algorithm's number of environments they would have."
@@ -228,7 +232,10 @@ def _compare(ours: Sequence[Record], theirs: Sequence[Record], goal: float | Non
         f"At {steps:,} steps, {_which(pair)}, {name} returns {np.mean(ends[0]):.2f} and {other} {np.mean(ends[1]):.2f}. "
         f"The difference is {_verdict(difference(*ends))}."
     )
-    yield f"Averaged over all evaluations up to that point, it is {_verdict(difference(*ways))}."
+    n_common = len(compared[name][0].timesteps)
+    most = max((planned_steps(record) <= steps).sum() for records in pair.values() for record in records)
+    which = "all evaluations" if most <= n_common else f"the evaluations that all runs have ({n_common})"
+    yield f"Averaged over {which} up to that point, it is {_verdict(difference(*ways))}."
     spreads = [np.std(values, ddof=1) for values in ends if len(values) > 1]
     if spreads:
         yield f"The standard deviation over seeds of one algorithm is {_range(spreads, '.2g')} at that point."
@@ -265,9 +272,10 @@ def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:
     found = [point["estimators"] for record in diagnosed for point in record.diagnosis]
     differences = [x["all-action, baseline"]["difference"] for x in found]
     ratios = _ratios((x["sampled"]["variance"], x["sampled, baseline"]["variance"]) for x in found)
+    networks = f"{len(found)} network{'s' if len(found) > 1 else ''}"
     yield (
         "**What the baseline does.** The probabilities of a state sum to 1, so grad sum_a pi(a|s) V~(s) = V~(s) grad 1 = 0: "
-        f"a baseline cannot change the all-action gradient. On {len(found)} networks of these runs, the gradients with and "
+        f"a baseline cannot change the all-action gradient. On {networks} of these runs, the gradients with and "
         f"without it differ by {_range(differences, '.1e')} of their length: rounding errors. "
         + (f"For the sampled estimator, the baseline divides the variance by {_range(ratios, '.3g')}." if ratios else "")
     )
@@ -353,7 +361,7 @@ def _counts(groups: Groups) -> list[str]:
 
 
 def _verdict(found: Difference, unit: str = "") -> str:
-    mean, low, high = (f"{x:+,.0f}" if abs(x) >= 100 else f"{x:+.3g}" for x in (found.mean, found.low, found.high))
+    mean, low, high = (_number(x, "+.3g") for x in (found.mean, found.low, found.high))
     if np.isnan(found.mean):
         return "not a number"
     if np.isnan(found.low):
@@ -363,8 +371,13 @@ def _verdict(found: Difference, unit: str = "") -> str:
 
 
 def _range(values: Sequence[float], form: str) -> str:
-    low, high = f"{min(values):{form}}", f"{max(values):{form}}"
+    low, high = (_number(x, form) for x in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
+
+
+def _number(value: float, form: str) -> str:
+    """:return: the number in a format such as "+.3g"; whole numbers from 100 on, which "g" would write as 1.23e+03"""
+    return f"{value:{form}}" if abs(value) < 99.5 or not form.endswith("g") else f"{value:{form[:-3]},.0f}"
 
 
 def _list(parts: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ a contender is compared with the first one in the same round, because other load
 """
 
 import contextlib
-import json
 import platform
 import statistics
 import sys
@@ -33,12 +32,12 @@ from tqdm.auto import tqdm
 
 from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checks import check_action_space, check_device, check_number
-from sb3_qac.common.files import write_atomically
+from sb3_qac.common.files import to_json, write_atomically
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.reinforce import REINFORCE
 from sb3_qac.study.callbacks import ConstantWeightsCallback
-from sb3_qac.study.catalogue import BENCHMARKED, VARIANTS
+from sb3_qac.study.catalogue import BENCHMARKED, VARIANTS, field_name
 from sb3_qac.study.grid import make_grid
 from sb3_qac.study.manager import config_of, is_resumable, model_of
 from sb3_qac.study.run import Run
@@ -111,7 +110,7 @@ def contenders_of(
     else:
         variants = ["stock"]
     variants = tuple(VARIANTS) if variants is None else variants
-    contenders = tuple(dict.fromkeys(Contender(algo, variant) for algo in algos for variant in variants))
+    contenders = tuple(dict.fromkeys(Contender(algo, variant) for algo in map(field_name, algos) for variant in variants))
     for contender in contenders:
         contender.run(env_id, Path())
     return contenders
@@ -385,4 +384,4 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     :param report: Result of ``run_benchmark``
     :param path: JSON file to write
     """
-    write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
+    write_atomically(path, (to_json(report, indent=1) + "\n").encode())

@@ -65,12 +65,19 @@ OPTIONS = {
 }
 
 
-def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str] = (), n_points: int = N_POINTS) -> list[Path]:
+def write_pack(
+    parts: dict[str, list[Record]],
+    output: Path,
+    lost: Sequence[str] = (),
+    n_points: int = N_POINTS,
+    kept: Sequence[str] = (),
+) -> list[Path]:
     """
     :param parts: Records by part of the study; "" for the study itself
     :param output: Folder for the files
     :param lost: Paths of runs that were lost with their machine
     :param n_points: Rows of a run in ``curves.csv.xz`` at most
+    :param kept: Paths of runs whose curves are written as they are, because they may be kept nowhere else
     :return: the files
     :raises ValueError: if there is no such run, or a run is there twice
     """
@@ -88,7 +95,10 @@ def write_pack(parts: dict[str, list[Record]], output: Path, lost: Sequence[str]
     ]
     tables = {
         EVALUATIONS_FILE: ([evaluations_of(record) for record in records if len(record.timesteps)], None),
-        CURVES_FILE: ([thinned(record, n_points) for record in records if record.curves], "%.5g"),
+        CURVES_FILE: (
+            [thinned(record, None if record.path in kept else n_points) for record in records if record.curves],
+            "%.5g",
+        ),
     }
     diagnoses = {record.path: rounded(record.diagnosis) for record in records if record.diagnosis}
     settings = shared_settings(rows)
@@ -225,15 +235,15 @@ def evaluations_of(record: Record) -> pd.DataFrame:
     )
 
 
-def thinned(record: Record, n_points: int = N_POINTS) -> pd.DataFrame:
+def thinned(record: Record, n_points: int | None = N_POINTS) -> pd.DataFrame:
     """
     :param record: Record of a run with curves
-    :param n_points: Number of rows
+    :param n_points: Number of rows; None for all
     :return: its curves, with at most ``n_points`` rows. If there are more, each point is the mean of about equally many
         consecutive rows, at the steps of the last one.
     """
     table = pd.DataFrame(record.curves).rename_axis("step").reset_index()
-    if len(table) > n_points:
+    if n_points is not None and len(table) > n_points:
         groups = np.arange(len(table)) * n_points // len(table)
         table = table.groupby(groups).agg({name: "last" if name == "step" else "mean" for name in table})
     table.insert(0, "run", record.path)

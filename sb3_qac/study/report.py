@@ -49,7 +49,7 @@ PLAYED = (
     "which two halves of the returns have the same sign. Improbable actions have less than half of the uniform probability. "
     "Standard errors are over states."
 )
-FAILED = " Where groups are compared, a failed run counts with its last evaluation, and is left out if it has none."
+FAILED = " In means and comparisons a failed run counts with its last evaluation, and is left out if it has none."
 N_COLORS = 128
 # Settings that change what an evaluation is, or how soon one can reach a return: algorithms that are compared share them
 COMPARED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return")
@@ -96,13 +96,16 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
 
     for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
         for record in records:
-            end = dict(marker="o", markevery=[-1], markersize=3) if record.stopped else {}
-            panel.plot(record.timesteps, record.means, **style, **end, linewidth=0.7, alpha=0.6)
+            # A line through a single evaluation would not be seen
+            end = record.stopped or len(record.timesteps) == 1
+            dot = dict(marker="o", markevery=[-1], markersize=3) if end else {}
+            panel.plot(record.timesteps, record.means, **style, **dot, linewidth=0.7, alpha=0.6)
         steps, means, errors = pooled(records)
         if len(steps):
             n_seeds = sum(len(record.timesteps) > 0 for record in records)
             seeds = f"{n_seeds} seed{'s' if n_seeds > 1 else ''}"
-            panel.plot(steps, means, **style, linewidth=2, label=f"{group} ({seeds})")
+            marker = "o" if len(steps) == 1 else ""
+            panel.plot(steps, means, **style, linewidth=2, marker=marker, label=f"{group} ({seeds})")
             panel.fill_between(steps, means - errors, means + errors, color=style["color"], alpha=0.25, linewidth=0)
     panel.set_xlabel("environment steps")
     panel.xaxis.set_major_formatter(EngFormatter())
@@ -144,17 +147,22 @@ def draw_curves(envs: dict[str, Groups], path: Path) -> None:
     # One environment has two rows of panels; several environments have one row each
     n_rows, n_columns, size = (2, 3, (13, 7)) if len(envs) == 1 else (len(envs), 6, (15, 2.2 * len(envs)))
     figure, panels = plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False)
-    for i, (row, (env_id, groups)) in enumerate(zip(panels.reshape(len(envs), 6), envs.items(), strict=True)):
-        for panel, (tag, title) in zip(row, CURVES.items(), strict=True):
+    rows = panels.reshape(len(envs), 6)
+    for row, (env_id, groups) in zip(rows, envs.items(), strict=True):
+        for panel, tag in zip(row, CURVES, strict=True):
             _draw_curve(panel, tag, groups)
-            if i == 0:
-                panel.set_title(title, fontsize="medium")
-        if len(envs) > 1:
-            row[0].set_ylabel(env_id)
+        # Some algorithms do not log it
+        visible = [panel for panel in row if panel.get_visible()]
+        if len(envs) > 1 and visible:
+            visible[0].set_ylabel(env_id)
         if row[0].get_legend_handles_labels()[0]:
             row[0].legend(fontsize="small")
-    for panel in panels[-1]:
-        panel.set_xlabel("environment steps")
+    for column, title in zip(rows.T, CURVES.values(), strict=True):
+        for panel in [panel for panel in column if panel.get_visible()][:1]:
+            panel.set_title(title, fontsize="medium")
+    for column in panels.T:
+        for panel in [panel for panel in column if panel.get_visible()][-1:]:
+            panel.set_xlabel("environment steps")
     save_figure(figure, path)
 
 
@@ -169,7 +177,6 @@ def _draw_curve(panel: Any, tag: str, groups: Groups) -> None:
         if curves:
             middle = median_curve(curves, [record.stopped for record in records])
             panel.plot(middle.index, middle, **style, linewidth=1.5, label=group)
-    # Some algorithms do not log it
     panel.set_visible(panel.has_data())
     if tag == "train/explained_variance":
         # It has no lower bound: single updates far below 0 would hide the rest
@@ -280,7 +287,9 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
         cells = [record.name, record.state, f"{record.status.get('steps', 0):,}", last, best]
         if goal is not None:
             reached, hours = record.steps_to(goal), record.hours_to(goal)
-            cells += ["not reached" if reached is None else f"{reached:,}", "-" if hours is None else f"{hours:.2g}"]
+            # "g" writes 100 as 1e+02
+            time = "-" if hours is None else f"{hours:.2g}" if hours < 99.5 else f"{hours:,.0f}"
+            cells += ["not reached" if reached is None else f"{reached:,}", time]
         training = record.figures.get("training_return")
         cells += ["-" if training is None else f"{training:.2f}"]
         cells += ["-" if math.isnan(record.steps_per_second) else f"{record.steps_per_second:,.0f}"]
@@ -498,11 +507,13 @@ def _wandb(folder: Path, records: list[Record]) -> str:
 def _provenance(records: list[Record]) -> str:
     versions = {f"{name} {version}" for record in records for name, version in record.settings["versions"].items()}
     # A run that was resumed may have several
-    commits = {commit for record in records for commit in str(record.settings["commit"]).split(", ")}
+    commits = {commit for record in records for commit in (record.settings["commit"] or "").split(", ") if commit}
     machines = {f"{x['cores']} cores, {x['gpu'] or 'no GPU'}" for x in (record.settings["machine"] for record in records)}
-    precisions = {str(record.settings.get("dtype")) for record in records}
+    # With stock environments there is no choice
+    precisions = {record.settings.get("dtype") or "float32" for record in records}
     return (
-        f"Versions: {', '.join(sorted(versions))}; commit {', '.join(sorted(commits))}; {'; '.join(sorted(machines))}; "
+        f"Versions: {', '.join(sorted(versions))}; commit {', '.join(sorted(commits)) or 'not known'}; "
+        f"{'; '.join(sorted(machines))}; "
         f"precision of the network for images: {', '.join(sorted(precisions))}. "
         "The values of each run are in its `run.json`, or in `runs.csv` and `settings.json`."
     )

@@ -40,8 +40,8 @@ def pooled(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarra
     """
     :param records: Runs of a group
     :return: steps at which all runs have been evaluated; for each, the mean return over all their episodes, and its standard
-        error as if episodes were independent; shape (n_evaluations,) each. After a run was stopped at a return, its last
-        evaluation is used. Runs without any evaluation are left out.
+        error as if episodes were independent; shape (n_evaluations,) each. After a run failed or was stopped at a return, its
+        last evaluation is used. Runs without any evaluation are left out.
     """
     records = [record for record in records if len(record.timesteps)]
     seen = sorted({int(steps) for record in records for steps in record.timesteps})
@@ -58,7 +58,7 @@ def pooled(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def _returns_at(record: Record, steps: int) -> np.ndarray | None:
     if steps in record.timesteps:
         return record.returns[list(record.timesteps).index(steps)]
-    return record.returns[-1] if record.stopped and steps > record.timesteps[-1] else None
+    return record.returns[-1] if (record.failed or record.stopped) and steps > record.timesteps[-1] else None
 
 
 def common_evaluations(groups: Groups) -> Groups:
@@ -124,7 +124,7 @@ def planned_steps(record: Record) -> np.ndarray:
     if not eval_freq or not len(record.timesteps):
         return record.timesteps
     # The first evaluation may have been a later one, see `eval_from`
-    between = min([*np.diff(record.timesteps), record.timesteps[0] / max(round(record.timesteps[0] / eval_freq), 1)])
+    between = min([*np.diff(record.timesteps), record.timesteps[0] / np.ceil(record.timesteps[0] / eval_freq)])
     if abs(between - eval_freq) > PLANNED_WITHIN * eval_freq:
         return record.timesteps
     return np.rint(record.timesteps / between).astype(int) * eval_freq

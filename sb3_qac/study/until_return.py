@@ -89,9 +89,11 @@ def measured(run: Run) -> dict[str, Any]:
         ``evaluation_seconds`` and the ``seconds`` of both
     """
     status = read_json(Path(run.folder, "status.json"))
+    last = status["last_evaluation"] or {}
     return {
-        "reached": run.reached,
-        "last_return": (status["last_evaluation"] or {}).get("mean_return"),
+        # The last rollout is completed, and evaluated, beyond the steps that are allowed
+        "reached": run.reached and last["steps"] <= run.n_timesteps,
+        "last_return": last.get("mean_return"),
         "steps": status["steps"],
         "training_seconds": status["seconds"] - status["evaluation_seconds"],
         "evaluation_seconds": status["evaluation_seconds"],
