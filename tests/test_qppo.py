@@ -622,6 +622,20 @@ def test_coefficient_follows_the_distance_after_the_last_update():
     assert all(row["kl"] > 1.5e-6 for row in logged)
 
 
+def test_the_distance_is_the_mean_over_the_steps_that_the_buffer_gives():
+    class OneMinibatch(RolloutBuffer):
+        def get(self, batch_size=None):
+            yield next(super().get(batch_size))
+
+    model = make_model(target_kl=0.01, n_steps=8, batch_size=4, rollout_buffer_class=OneMinibatch)
+    # The same policy in all states: (1/2, 1/2), then (p, 1 - p) with p / (1 - p) = 3
+    with th.no_grad():
+        model.policy.action_net.weight.zero_()
+        with_rollout(model)
+        model.policy.action_net.bias.copy_(th.tensor([3.0, 1.0]).log())
+    assert model._kl_of_rollout() == pytest.approx((np.log(0.5 / 0.75) + np.log(0.5 / 0.25)) / 2)
+
+
 def test_adaptive_coefficient_keeps_the_policy_closer_than_a_small_one():
     """Asked for a distance of 0.001, the coefficient grows until the policy keeps to it."""
     shared = dict(n_steps=32, batch_size=16, n_epochs=4, learning_rate=3e-3, kl_coef=0.01)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import A2C
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -41,6 +42,21 @@ class Corridor(gym.Env):
         if self.observation_space.shape != (1,):
             return np.full(self.observation_space.shape, self.step_number, dtype=self.observation_space.dtype)
         return number
+
+
+# Names of A2C's local variables for a step
+OF_A_STEP = (
+    "actions",
+    "clipped_actions",
+    "dones",
+    "infos",
+    "log_probs",
+    "n_steps",
+    "new_obs",
+    "obs_tensor",
+    "rewards",
+    "values",
+)
 
 
 def collect(model):
@@ -296,21 +312,33 @@ def test_cartpole_is_solved(seed):
 
 
 class OneArray(VecEnvWrapper):
-    """Writes the rewards of all steps into the same array, as environments of other packages may."""
+    """Writes the observations and rewards of all steps into the same arrays, as environments of other packages may."""
 
     def reset(self):
-        self.rewards = np.zeros(self.num_envs, dtype=np.float32)
-        return self.venv.reset()
+        self.obs, self.rewards = self.venv.reset(), np.zeros(self.num_envs, dtype=np.float32)
+        return self.obs
 
     def step_wait(self):
         obs, rewards, dones, infos = self.venv.step_wait()
-        self.rewards[:] = rewards
-        return obs, self.rewards, dones, infos
+        self.obs[:], self.rewards[:] = obs, rewards
+        return self.obs, self.rewards, dones, infos
 
 
-def test_rewards_may_be_written_into_the_same_array():
+def test_observations_and_rewards_may_be_written_into_the_same_arrays():
     model = REINFORCE("MlpPolicy", OneArray(DummyVecEnv([Corridor])), gamma=1.0, n_episodes=1, device="cpu")
-    assert collect(model).returns.tolist() == [6, 5, 3]
+    episodes = collect(model)
+    assert episodes.observations.ravel().tolist() == [0, 1, 2] and episodes.returns.tolist() == [6, 5, 3]
+
+
+def test_callbacks_see_the_local_variables_of_a_step_of_a2c():
+    names = {}
+    for algorithm in (A2C, REINFORCE):
+
+        def see(local, _, algorithm=algorithm):
+            names.setdefault(algorithm, {name: np.shape(local[name]) for name in OF_A_STEP})
+
+        algorithm("MlpPolicy", make_vec_env("CartPole-v1", 2), device="cpu").learn(64, see)
+    assert names[A2C] == names[REINFORCE]
 
 
 def test_a_callback_that_stops_in_an_episode_does_not_cut_the_next_one():

@@ -15,6 +15,7 @@ import pygame
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import NormalizeReward
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
@@ -269,6 +270,14 @@ class KeepsLog(gym.Wrapper):
         obs, _, *others = self.env.step(action)
         self.unwrapped.log.append(len(self.log))
         return obs, float(sum(self.log)), *others
+
+
+def test_a_replay_hides_no_attribute_of_its_environment():
+    class WithActions(CartPoleEnv):
+        actions, obs = ("left", "right"), "a sentence"
+
+    env = make_vec_env(WithActions, 1, wrapper_class=EpisodeReplay)
+    assert env.get_attr("actions") == [("left", "right")] and env.get_attr("obs") == ["a sentence"]
 
 
 @pytest.mark.parametrize("wrapper", [lambda env: DrawsOutside(EpisodeReplay(env)), lambda env: EpisodeReplay(KeepsLog(env))])

@@ -14,8 +14,10 @@ class DeviceRolloutBuffer(RolloutBuffer):
     Rollout buffer that sends a rollout to the device once and draws the minibatches there.
 
     SB3's rollout buffer collects every minibatch on the CPU and sends it, so with ``n_epochs`` epochs each observation is sent
-    ``n_epochs`` times. The minibatches of both are identical, unless the buffer is changed between two of them. For a GPU the
-    observations are kept in pinned memory. On the CPU there is nothing to send, and SB3's buffer needs less memory.
+    ``n_epochs`` times. The minibatches of both are identical, unless the buffer is changed between two of them. After the
+    update ``observations`` still has the shape (buffer_size, n_envs, ...), where SB3's is (n_envs * buffer_size, ...). For a
+    GPU it is kept in pinned memory, which the next rollout overwrites. On the CPU there is nothing to send, and SB3's buffer
+    needs less memory.
 
     Use it with ``rollout_buffer_class=DeviceRolloutBuffer`` in QA2C, QPPO, A2C, PPO and sb3-contrib's TRPO, which fill SB3's
     ``RolloutBuffer``. Not for algorithms that have a buffer of their own (MaskablePPO, RecurrentPPO) or use none (REINFORCE),

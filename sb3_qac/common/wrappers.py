@@ -24,21 +24,22 @@ class EpisodeReplay(gym.Wrapper):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
+        # Not `actions` and `obs`, which would hide attributes of the environment from `VecEnv.get_attr`
         self.reset_arguments: dict[str, Any] = {}
         self.random_state: Mapping[str, Any] = {}
-        self.actions: list[np.ndarray] = []
-        self.obs: Any = None
+        self.episode_actions: list[np.ndarray] = []
+        self.last_obs: Any = None
 
     def reset(self, **kwargs: Any) -> tuple[ObsType, dict[str, Any]]:
-        self.reset_arguments, self.actions = kwargs, []
+        self.reset_arguments, self.episode_actions = kwargs, []
         self.random_state = self.unwrapped.np_random.bit_generator.state
-        self.obs, info = self.env.reset(**kwargs)
-        return self.obs, info
+        self.last_obs, info = self.env.reset(**kwargs)
+        return self.last_obs, info
 
     def step(self, action: ActType) -> tuple[ObsType, Any, bool, bool, dict[str, Any]]:
-        self.actions.append(np.array(action))
-        self.obs, reward, terminated, truncated, info = self.env.step(action)
-        return self.obs, reward, terminated, truncated, info
+        self.episode_actions.append(np.array(action))
+        self.last_obs, reward, terminated, truncated, info = self.env.step(action)
+        return self.last_obs, reward, terminated, truncated, info
 
 
 class NewGameOnReset(gym.Wrapper):

@@ -455,11 +455,13 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     def _kl_of_rollout(self) -> float:
         """:return: KL divergence from the policy of the rollout to the current one, mean over the steps of the rollout"""
         self.policy.set_training_mode(False)
-        total = 0.0
+        total, n_steps = 0.0, 0
         for rollout_data in self.rollout_buffer.get(self.batch_size):
             _, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)
             total += len(log_probs) * kl_divergence(rollout_data.old_log_prob.view_as(log_probs), log_probs).item()
-        return total / (self.n_steps * self.n_envs)
+            # Not those of the rollout, of which a buffer of another class may leave some out
+            n_steps += len(log_probs)
+        return total / n_steps
 
     def _adapt_kl_coef(self, kl: float, target_kl: float) -> None:
         """

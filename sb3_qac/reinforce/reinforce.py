@@ -1,3 +1,4 @@
+import copy
 import warnings
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -59,8 +60,9 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
     Every environment contributes the same number of whole episodes to an update. If an update took the first episodes to end,
     short ones would count too much. A ``VecEnv`` steps all environments at once, so an environment that has played its
     episodes is stepped until the others are done too. These extra steps count as environment steps (``num_timesteps``), but
-    are left out of the update, ``rollout/ep_rew_mean`` and ``ep_len_mean``. All environments are reset before the next
-    rollout, so with several of them a ``Monitor`` must allow early resets, as it does by default.
+    are left out of the update, ``rollout/ep_rew_mean`` and ``ep_len_mean``. Environments that are within an
+    episode are reset before the next rollout, also where ``learn`` continues a training. So a ``Monitor`` must allow early
+    resets, as it does by default.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy). These are SB3's; their V is the baseline
     :param env: The environment to learn from (if registered in Gym, can be str). Its episodes must end.
@@ -193,20 +195,21 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
                     self._warn_of_no_update(n_done)
                 return False
             playing = n_done < self.n_episodes
-            obs = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+            # Copies, because an environment may write its next observations and rewards into the same arrays
+            obs = obs_as_tensor(copy.deepcopy(self._last_obs), self.device)  # type: ignore[arg-type]
             with th.no_grad():
-                step_actions = self.policy(obs)[0]
-            new_obs, step_rewards, step_dones, infos = env.step(self._for_env(step_actions.cpu().numpy()))
+                step_actions, values, log_probs = self.policy(obs)
+            clipped_actions = self._for_env(step_actions.cpu().numpy())
+            new_obs, step_rewards, step_dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
-            # An environment may write its next rewards into the same array
             step_rewards, step_dones = step_rewards.copy(), step_dones.copy()
             # Before the callback, which may end the training: the next `learn` then knows that these episodes are cut
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = step_dones
 
             # Give access to local variables, with A2C's names for those of this step
-            of_step = dict(actions=step_actions.cpu().numpy(), rewards=step_rewards, dones=step_dones)
-            callback.update_locals({**locals(), **of_step})
+            of_step = dict(obs_tensor=obs, actions=step_actions.cpu().numpy(), rewards=step_rewards, dones=step_dones)
+            callback.update_locals({**locals(), **of_step, "n_steps": len(observations)})
             if not callback.on_step():
                 return False
             self._update_info_buffer([infos[i] for i in np.flatnonzero(playing)], step_dones[playing])

@@ -67,8 +67,8 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
         "random_state": obj.random_state,
         # A wrapper outside may have drawn from it too
         "generator": obj.unwrapped.np_random.bit_generator.state,
-        "actions": list(obj.actions),
-        "obs": obj.obs,
+        "actions": list(obj.episode_actions),
+        "obs": obj.last_obs,
         # Counters that a reset does not clear, such as Monitor's
         "layers": [get_plain_attributes(layer) for layer in layers(obj.env)],
     }
@@ -83,7 +83,7 @@ def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
     for action in values["actions"]:
         # A number as `DummyVecEnv` gives it, of NumPy
         obj.step(action[()])
-    if not equal(obj.obs, values["obs"]):
+    if not equal(obj.last_obs, values["obs"]):
         raise StateError(
             f"Playing the actions of {name} again did not reproduce the saved observation: "
             "the environment draws random numbers that are not from `np_random`, or is another version."
