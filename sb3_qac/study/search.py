@@ -190,6 +190,10 @@ def load_search(path: Path) -> Search:
         content = yaml.safe_load(path.read_text())
         if not isinstance(content, dict):
             raise TypeError("it has no entries, such as `references`, `rounds` and `algorithms`")
+        for name, kind in {"rounds": list, "algorithms": dict, "references": dict}.items():
+            if not isinstance(content[name], kind):
+                what = "a list" if kind is list else "a mapping of names"
+                raise TypeError(f"`{name}` must be {what}, but {content[name]!r} was given.")
         rounds = [_part(Round, entries) for entries in content["rounds"]]
         algorithms = {name: _part(Algorithm, {"algo": name, **entries}) for name, entries in content["algorithms"].items()}
         search = _part(Search, {**content, "rounds": rounds, "algorithms": algorithms})
@@ -233,8 +237,8 @@ def check_search(search: Search) -> None:
         check_integer("candidates", each.candidates, minimum=1)
         # For as many evaluations as the score needs
         check_integer("steps", each.steps, minimum=N_LAST * search.eval_freq)
-        if each.seeds == []:
-            raise ValueError("A round has at least one seed, but `seeds` is empty.")
+        if not isinstance(each.seeds, list) or not each.seeds:
+            raise ValueError(f"`seeds` of a round must be a list with at least one seed, but {each.seeds!r} was given.")
         for seed in each.seeds:
             check_seed("seeds", seed)
 

@@ -87,7 +87,7 @@ def _train(run: Run) -> None:
             assert result is not None
             if not checkpoints_in(Path(run.folder, "checkpoints")):
                 # It begins again: its first evaluation is yet to come, and its log must not continue the former one
-                for name in ("evaluations.npz", "best_model.zip"):
+                for name in ("evaluations.npz", "best_model.zip", "curves.csv"):
                     Path(run.folder, name).unlink(missing_ok=True)
                 shutil.rmtree(Path(run.folder, "tensorboard"), ignore_errors=True)
             try:
