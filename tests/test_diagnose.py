@@ -230,6 +230,8 @@ def test_points_are_spread_from_the_first_to_the_last():
     snapshots = [Path(str(i)) for i in range(11)]
     assert points_of(snapshots, 3) == [Path("0"), Path("5"), Path("10")]
     assert points_of(snapshots[:2], 3) == snapshots[:2]
+    # The trained network
+    assert points_of(snapshots, 1) == [Path("10")] and points_of([], 1) == []
 
 
 # ---- every action played on purpose ----

@@ -178,6 +178,16 @@ def test_no_time_is_left_in_the_last_rollout(tmp_path):
     assert list(left.cells) == ["0:00:00"]
 
 
+@pytest.mark.parametrize("speed", [0.0, 10.0])
+def test_no_time_is_left_of_a_run_that_failed(speed, tmp_path):
+    (run,) = make_grid("cartpole", ["ppo"], [0], tmp_path)
+    status = {"steps": 500, "total": 1000, "steps_per_second": speed, "finished": False, "last_evaluation": None}
+    Path(run.folder).mkdir(parents=True)
+    Path(run.folder, "status.json").write_text(json.dumps(status))
+    (left,) = [column for column in status_table([run], {run.folder: "broken"}).columns if column.header == "left"]
+    assert list(left.cells) == [""]
+
+
 def test_the_table_says_that_a_run_is_being_resumed_until_its_first_step(tmp_path):
     runs = make_grid("cartpole", ["a2c"], [0, 1], tmp_path)
     status = {"total": 1000, "steps_per_second": 0.0, "finished": False, "last_evaluation": None}
@@ -421,6 +431,19 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_others(tmp_path):
     # Mended, it is tried again
     assert run_study(good) == {}
     assert not Path(bad.folder, "error.txt").exists()
+
+
+def test_of_an_error_of_several_lines_the_first_is_told(tmp_path, monkeypatch):
+    """The last one may be a tensor, as where an algorithm of SB3 diverges."""
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    monkeypatch.setattr("sb3_qac.study.train._train", Mock(side_effect=ValueError("Invalid values:\ntensor([nan])")))
+    assert run_study([run]) == {run.folder: "ValueError: Invalid values:"}
+    assert "tensor([nan])" in Path(run.folder, "error.txt").read_text()
+
+
+def test_an_id_with_a_module_is_refused_with_the_option_for_it(tmp_path):
+    with pytest.raises(ValueError, match=r"Give Mine-v0 and `--gym-packages my\.package`: it imports the module"):
+        make_grid("my.package:Mine-v0", ["a2c"], [0], tmp_path)
 
 
 def test_a_run_is_finished_once_its_model_is_saved(tmp_path, monkeypatch):

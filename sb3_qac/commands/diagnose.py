@@ -23,7 +23,9 @@ def add_parser(commands: Any) -> None:
     )
     diagnose.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a run, with its snapshots")
     diagnose.add_argument("--rollouts", type=int, default=200, help="rollouts at each point")
-    diagnose.add_argument("--points", type=int, default=3, help="number of points, from the start to the end of the training")
+    diagnose.add_argument(
+        "--points", type=int, default=3, help="number of points, from the start to the end of the training; 1: the end"
+    )
     diagnose.add_argument(
         "--states",
         type=int,

@@ -113,9 +113,11 @@ def _check_env(env_id: str) -> None:
     try:
         gym.spec(env_id)
     except gym.error.Error as error:
+        module, _, name = env_id.rpartition(":")
+        cure = f"Give {name} and `--gym-packages {module}`: it" if module else "`--gym-packages`"
         raise ValueError(
             f"{error}{'' if str(error).endswith(('.', '?')) else '.'} Short names are {', '.join(STUDIES)}. "
-            "`--gym-packages` imports the module that registers an environment of your own."
+            f"{cure} imports the module that registers an environment of your own."
         ) from None
 
 
@@ -380,11 +382,12 @@ def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
             table.add_row(name, "failed" if run.folder in failed else "waiting")
             continue
         steps, total, speed = status["steps"], status["total"], status["steps_per_second"]
+        ended = run.folder in failed or status["finished"]
         state: ProgressBar | str = ProgressBar(total, steps, width=BAR_WIDTH)
-        if run.folder in failed or status["finished"]:
+        if ended:
             state = "failed" if run.folder in failed else "finished"
-        left = f"{timedelta(seconds=round(max(total - steps, 0) / speed))}" if speed and not status["finished"] else ""
-        if steps and not speed:
+        left = f"{timedelta(seconds=round(max(total - steps, 0) / speed))}" if speed and not ended else ""
+        if steps and not speed and not ended:
             # Its environments may have to play their games again, which takes up to some minutes
             left = "resuming"
         training_return, evaluation = status.get("training_return"), status["last_evaluation"]

@@ -110,7 +110,7 @@ def check_same_run(run: Run) -> None:
     if different:
         raise ValueError(
             f"There is a run with other settings in {run.folder}: {'; '.join(different)}. "
-            "Give the same settings to resume it, or another folder with `--output`."
+            "Give the same settings to resume it, or another `--output`."
         )
 
 

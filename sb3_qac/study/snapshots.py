@@ -63,8 +63,10 @@ def points_of(snapshots: Sequence[Path], n_points: int) -> list[Path]:
     """
     :param snapshots: Snapshots in their order
     :param n_points: How many to choose
-    :return: that many snapshots, evenly spaced from the first to the last; all if there are fewer
+    :return: that many snapshots, evenly spaced from the first to the last; the last if it is one, all if there are fewer
     """
+    if n_points == 1:
+        return list(snapshots[-1:])
     chosen = (
         np.linspace(0, len(snapshots) - 1, n_points).round().astype(int)
         if len(snapshots) > n_points

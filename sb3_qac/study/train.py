@@ -53,11 +53,11 @@ def _train_or_tell(run: Run) -> str | None:
     try:
         with open(folder / "printed.txt", "a") as printed, contextlib.redirect_stdout(printed):
             _train(run)
-    except Exception:
+    except Exception as error:
         # A full disk may be the error
         with contextlib.suppress(OSError):
             error_file.write_text(traceback.format_exc(), encoding="utf-8")
-        return traceback.format_exc(limit=-1).splitlines()[-1]
+        return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
 
 
