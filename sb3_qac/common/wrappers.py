@@ -24,9 +24,9 @@ class EpisodeReplay(gym.Wrapper):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        # Not `actions` and `obs`, which would hide attributes of the environment from `VecEnv.get_attr`
         self.reset_arguments: dict[str, Any] = {}
         self.random_state: Mapping[str, Any] = {}
+        # Not `actions` and `obs`, which would hide attributes of the environment from `VecEnv.get_attr`
         self.episode_actions: list[np.ndarray] = []
         self.last_obs: Any = None
 
