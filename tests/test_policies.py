@@ -1,5 +1,6 @@
 """The policies alone: the Q head, the value of a state, initialisation, and loading without an algorithm."""
 
+import importlib
 import inspect
 import re
 from functools import partial
@@ -244,3 +245,11 @@ def test_values_leave_the_distribution_of_a_caller_as_it_is(policy_class, observ
 def test_continuous_actions_are_refused():
     with pytest.raises(ValueError, match=r"Discrete.*PPO or SAC"):
         MlpPolicy(VECTOR, VECTOR, ConstantSchedule(1e-3))
+
+
+@pytest.mark.parametrize("name", ["QA2C", "QPPO", "REINFORCE"])
+def test_policies_are_imported_from_the_folder_of_their_algorithm(name):
+    """As from ``stable_baselines3.a2c``."""
+    package = importlib.import_module(f"sb3_qac.{name.lower()}")
+    for policy, known in getattr(package, name).policy_aliases.items():
+        assert getattr(package, policy) is known
