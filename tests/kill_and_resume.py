@@ -25,6 +25,8 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from tqdm.auto import tqdm
 
 TRAIN = Path(__file__).parent / "train_until_killed.py"
+ALGOS = ("qa2c", "qppo", "reinforce", "a2c", "ppo")
+STACKS = ("stock", "native")
 # They tell the time of day, which is another one in every run
 WALL_CLOCK = ("time/fps", "time/time_elapsed")
 
@@ -126,7 +128,8 @@ def monitor_rows(path: Path) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=13, help="kills of each of the four trainings")
+    parser.add_argument("--algos", nargs="+", choices=ALGOS, default=ALGOS, help="algorithms")
+    parser.add_argument("--kills", type=int, default=13, help="kills of each algorithm on each kind of environments")
     parser.add_argument("--steps", type=int, default=4000, help="environment steps of a training")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
@@ -138,9 +141,10 @@ def main() -> None:
         "torch": th.__version__,
         "trainings": [],
     }
-    with tempfile.TemporaryDirectory() as temporary, tqdm(total=4 * args.kills, unit="kill") as progress:
-        for algo in ("qa2c", "a2c"):
-            for stack in ("stock", "native"):
+    n_kills = len(args.algos) * len(STACKS) * args.kills
+    with tempfile.TemporaryDirectory() as temporary, tqdm(total=n_kills, unit="kill") as progress:
+        for algo in args.algos:
+            for stack in STACKS:
                 reference = Path(temporary, f"{algo}-{stack}")
                 seconds = run_to_the_end(algo, stack, reference, args.steps)
                 kills, runs = [], 0

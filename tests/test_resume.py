@@ -1344,7 +1344,10 @@ def test_a_signal_inside_a_write_to_stderr_is_no_error(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "stack", "seed"), [("qa2c", "native", 0), ("a2c", "stock", 1), ("qppo", "native", 2)])
+@pytest.mark.parametrize(
+    ("algo", "stack", "seed"),
+    [("qa2c", "native", 0), ("a2c", "stock", 1), ("qppo", "native", 2), ("ppo", "native", 3), ("reinforce", "stock", 4)],
+)
 def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
     """The short version of kill_and_resume.py: two kills at random moments, some inside the writing of a checkpoint."""
     seconds = run_to_the_end(algo, stack, tmp_path / "reference", 2000)

@@ -11,19 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import torch as th
-from stable_baselines3 import A2C
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import CallbackList, EvalCallback
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecFrameStack
 
-from sb3_qac import QA2C, QPPO
+from sb3_qac import QA2C, QPPO, REINFORCE
 from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.resume import checkpoints
 
 ENV_ID = "BreakoutNoFrameskip-v4"
+ALGORITHMS = {"qa2c": QA2C, "qppo": QPPO, "reinforce": REINFORCE, "a2c": A2C, "ppo": PPO}
 
 
 def kill_inside_write(n_writes: int) -> None:
@@ -59,9 +60,11 @@ def train(algo: str, stack: str, folder: Path, n_steps: int) -> None:
         best_model_save_path=folder,
         verbose=0,
     )
-    algorithm = {"qa2c": QA2C, "a2c": A2C, "qppo": QPPO}[algo]
-    policy_kwargs = dict(features_extractor_kwargs=dict(features_dim=64))
-    model = algorithm("CnnPolicy", env, LinearSchedule(1e-3, 1e-4, 1.0), seed=0, policy_kwargs=policy_kwargs, device="cpu")
+    arguments = dict(policy_kwargs=dict(features_extractor_kwargs=dict(features_dim=64)), seed=0, device="cpu")
+    if algo == "ppo":
+        # A rollout of the default length is longer than the training
+        arguments["n_steps"] = 64
+    model = ALGORITHMS[algo]("CnnPolicy", env, LinearSchedule(1e-3, 1e-4, 1.0), **arguments)
     model.set_logger(configure(str(folder), ["csv", "json", "log", "tensorboard"]))
     checkpoint = ExactCheckpointCallback(folder / "checkpoints", save_freq=600)
     model.learn(n_steps, callback=CallbackList([evaluation, checkpoint]), log_interval=7)
@@ -77,7 +80,7 @@ def write_result(model, folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algo", choices=("qa2c", "a2c", "qppo"), default="qa2c")
+    parser.add_argument("--algo", choices=ALGORITHMS, default="qa2c")
     parser.add_argument("--stack", choices=("stock", "native"), default="stock")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=4000)
