@@ -187,7 +187,8 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         first = self.num_timesteps == self._num_timesteps_at_start
         if not np.all(self._last_episode_starts):
             self._last_obs = env.reset()  # type: ignore[assignment]
-        observations, actions, rewards, dones, played = [], [], [], [], []
+        observations: list[th.Tensor | TensorDict] = []
+        actions, rewards, dones, played = [], [], [], []
         n_done = np.zeros(env.num_envs, dtype=int)
         while np.any(n_done < self.n_episodes):
             if self.num_timesteps >= self._total_timesteps:
