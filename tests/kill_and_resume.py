@@ -141,8 +141,8 @@ def main() -> None:
         "torch": th.__version__,
         "trainings": [],
     }
-    n_kills = len(args.algos) * len(STACKS) * args.kills
-    with tempfile.TemporaryDirectory() as temporary, tqdm(total=n_kills, unit="kill") as progress:
+    total = len(args.algos) * len(STACKS) * args.kills
+    with tempfile.TemporaryDirectory() as temporary, tqdm(total=total, unit="kill") as progress:
         for algo in args.algos:
             for stack in STACKS:
                 reference = Path(temporary, f"{algo}-{stack}")

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         # The measurements took long: they are printed all the same
         failure = f"benchmark: {output} could not be written ({error.strerror})."
-    print(to_json(report, indent=1) if args.json else "\n".join(module.tables(report)))
+    print(to_json(report) if args.json else "\n".join(module.tables(report)))
     if failure is not None:
         sys.exit(failure)
     if report.get("interrupted"):

@@ -82,7 +82,7 @@ def print_standings(search: Any, names: list[str], folder: Path, as_json: bool) 
 
     trials = {name: standings(search, name, folder) for name in names}
     if as_json:
-        print(to_json({name: [as_row(search, trial) for trial in of_name] for name, of_name in trials.items()}, indent=1))
+        print(to_json({name: [as_row(search, trial) for trial in of_name] for name, of_name in trials.items()}))
         return
     for name, of_name in trials.items():
         Console().print(standings_table(search, name, of_name))

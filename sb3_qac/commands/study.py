@@ -127,7 +127,7 @@ def print_results(runs: Sequence[Any], as_json: bool) -> None:
 
     if as_json:
         # The training return is NaN before the first episode has ended
-        print(to_json({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}, indent=1))
+        print(to_json({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}))
         return
     for line in summary(runs):
         print(line)

@@ -60,13 +60,12 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.close(descriptor)
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
+def to_json(value: Any) -> str:
     """
     :param value: Numbers, strings and None, in lists and dictionaries
-    :param indent: Spaces of each level; None for a single line
     :return: the value as JSON that every program can read: numbers that are not finite become null
     """
-    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), indent=indent)
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), indent=1)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -200,7 +200,8 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             obs = obs_as_tensor(copy.deepcopy(self._last_obs), self.device)  # type: ignore[arg-type]
             with th.no_grad():
                 step_actions, values, log_probs = self.policy(obs)
-            clipped_actions = self._for_env(step_actions.cpu().numpy())
+            sampled_actions = step_actions.cpu().numpy()
+            clipped_actions = self._for_env(sampled_actions)
             new_obs, step_rewards, step_dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
             step_rewards, step_dones = step_rewards.copy(), step_dones.copy()
@@ -209,7 +210,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             self._last_episode_starts = step_dones
 
             # Give access to local variables, with A2C's names for those of this step
-            of_step = dict(obs_tensor=obs, actions=step_actions.cpu().numpy(), rewards=step_rewards, dones=step_dones)
+            of_step = dict(obs_tensor=obs, actions=sampled_actions, rewards=step_rewards, dones=step_dones)
             callback.update_locals({**locals(), **of_step, "n_steps": len(observations)})
             if not callback.on_step():
                 return False

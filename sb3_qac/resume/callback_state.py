@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Event
 from torch import nn
 
 from sb3_qac.resume.identity import constructor_arguments
-from sb3_qac.resume.state import StateError, _by_key, equal, get_attributes, get_plain_attributes, get_values
+from sb3_qac.resume.state import StateError, equal, get_attributes, get_plain_attributes, get_values, items_by_key
 
 # Attributes of callbacks that belong to this process, and one that SB3's StopTrainingOnMaxEpisodes computes from a setting
 CALLBACK_ATTRIBUTES_SKIPPED = frozenset({"model", "parent", "locals", "globals", "verbose", "_total_max_episodes"})
@@ -83,7 +83,7 @@ def refers_to(policy: nn.Module, value: Any, name: str) -> bool:
 def _tensors_in(value: Any) -> Iterator[th.Tensor]:
     if isinstance(value, th.Tensor):
         yield value
-    for item in _by_key(value).values():
+    for item in items_by_key(value).values():
         yield from _tensors_in(item)
 
 

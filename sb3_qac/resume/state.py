@@ -183,7 +183,7 @@ def _on_device_of(current: Any, value: Any) -> Any:
     """
     if isinstance(value, th.Tensor) and isinstance(current, th.Tensor) and value.device != current.device:
         return value.detach().to(current.device).requires_grad_(value.requires_grad)
-    here, there = _by_key(current), _by_key(value)
+    here, there = items_by_key(current), items_by_key(value)
     moved = {key: _on_device_of(here.get(key), item) for key, item in there.items()}
     changed = {key: item for key, item in moved.items() if item is not there[key]}
     if isinstance(value, tuple):
@@ -304,7 +304,7 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str])
             # Its class is not found by its name, but this attribute has it. Several attributes may share one member
             values[key] = ObjectState(kind_of(value), member_of(value))
         elif _is_built_once(value):
-            states = {part: _state_of(item, f"{name}.{key}[{part!r}]", seen) for part, item in _by_key(value).items()}
+            states = {part: _state_of(item, f"{name}.{key}[{part!r}]", seen) for part, item in items_by_key(value).items()}
             values[key] = states if isinstance(value, dict) else list(states.values())
         else:
             values[key] = _state_of(value, f"{name}.{key}", seen)
@@ -316,7 +316,7 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str])
 
 def _is_built_once(value: Any) -> bool:
     kinds = OF_PARTS if isinstance(value, dict) else BUILT_ONCE
-    items = _by_key(value)
+    items = items_by_key(value)
     return bool(items) and all(isinstance(item, kinds) for item in items.values()) and is_plain(list(items))
 
 
@@ -358,7 +358,7 @@ def objects_in(state: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, state.kind
         for key, value in state.values.items():
             yield from objects_in(value, f"{name}.{key}")
-    for key, value in _by_key(state).items():
+    for key, value in items_by_key(state).items():
         yield from objects_in(value, f"{name}[{key!r}]")
 
 
@@ -380,8 +380,8 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
             if current is None and value.kind == "numpy.random._generator.Generator":
                 current = vars(obj)[key] = np.random.default_rng()
             set_state(current, value, path)
-        elif any(isinstance(state, ObjectState) for state in _by_key(value).values()):
-            here, there = _by_key(current), _by_key(value)
+        elif any(isinstance(state, ObjectState) for state in items_by_key(value).values()):
+            here, there = items_by_key(current), items_by_key(value)
             if here.keys() != there.keys():
                 raise StateError(f"{path} does not have the {len(there)} items of the saved state: build it as it was.")
             for part, state in there.items():
@@ -390,8 +390,11 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
             set_attributes(obj, {key: value})
 
 
-def _by_key(value: Any) -> dict[Any, Any]:
-    """:return: the items of a list, a tuple or a dictionary by index or key; none of anything else"""
+def items_by_key(value: Any) -> dict[Any, Any]:
+    """
+    :param value: Anything
+    :return: the items of a list, a tuple or a dictionary by index or key; none of anything else
+    """
     return dict(value) if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list | tuple) else {}
 
 

@@ -107,10 +107,10 @@ def _nothing_in_common(groups: Groups) -> str:
     records = [record for of_group in groups.values() for record in of_group]
     if any(record.state == "unfinished" for record in records):
         return "The runs have no evaluation in common yet."
-    if not any(len(record.timesteps) for record in records):
-        return "No run has an evaluation."
     without = [group for group, of_group in groups.items() if not any(len(record.timesteps) for record in of_group)]
-    if len(groups) - len(without) == 1 < len(groups):
+    if len(without) == len(groups):
+        return "No run has an evaluation."
+    if without and len(without) == len(groups) - 1:
         return f"No run of {_list(without)} has an evaluation, so there is no comparison."
     text = "The runs have no evaluation after the same number of steps, so they are not compared."
     if not any(record.stopped or record.settings.get("eval_from") is not None for record in records):
@@ -272,11 +272,10 @@ def _baseline(diagnosed: Sequence[Record]) -> Iterator[str]:
     found = [point["estimators"] for record in diagnosed for point in record.diagnosis]
     differences = [x["all-action, baseline"]["difference"] for x in found]
     ratios = _ratios((x["sampled"]["variance"], x["sampled, baseline"]["variance"]) for x in found)
-    networks = f"{len(found)} network{'s' if len(found) > 1 else ''}"
     yield (
         "**What the baseline does.** The probabilities of a state sum to 1, so grad sum_a pi(a|s) V~(s) = V~(s) grad 1 = 0: "
-        f"a baseline cannot change the all-action gradient. On {networks} of these runs, the gradients with and "
-        f"without it differ by {_range(differences, '.1e')} of their length: rounding errors. "
+        f"a baseline cannot change the all-action gradient. On {counted(len(found), 'network')} of these runs, the gradients "
+        f"with and without it differ by {_range(differences, '.1e')} of their length: rounding errors. "
         + (f"For the sampled estimator, the baseline divides the variance by {_range(ratios, '.3g')}." if ratios else "")
     )
 
@@ -293,7 +292,7 @@ def _reasons(groups: Groups, diagnosed: Sequence[Record]) -> Iterator[str]:
         weight, exact = ([x["estimators"][name] for x in points] for name in (A2C_WEIGHT, ALL_ACTION))
         ratios = _ratios((x["variance"], y["variance"]) for x, y in zip(weight, exact, strict=True))
         yield (
-            f"**Why.** On {len(ratios)} network{'s' if len(ratios) > 1 else ''} of these runs after the start, the gradient "
+            f"**Why.** On {counted(len(ratios), 'network')} of these runs after the start, the gradient "
             f"with A2C's weight has {_range(ratios, '.3g')} times the variance of the all-action gradient on the same "
             "rollouts. The all-action gradient relies on its critic instead."
             if ratios
@@ -361,7 +360,7 @@ def _counts(groups: Groups) -> list[str]:
 
 
 def _verdict(found: Difference, unit: str = "") -> str:
-    mean, low, high = (_number(x, "+.3g") for x in (found.mean, found.low, found.high))
+    mean, low, high = (number_as_text(x, "+.3g") for x in (found.mean, found.low, found.high))
     if np.isnan(found.mean):
         return "not a number"
     if np.isnan(found.low):
@@ -371,13 +370,26 @@ def _verdict(found: Difference, unit: str = "") -> str:
 
 
 def _range(values: Sequence[float], form: str) -> str:
-    low, high = (_number(x, form) for x in (min(values), max(values)))
+    low, high = (number_as_text(x, form) for x in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 
-def _number(value: float, form: str) -> str:
-    """:return: the number in a format such as "+.3g"; whole numbers from 100 on, which "g" would write as 1.23e+03"""
+def number_as_text(value: float, form: str) -> str:
+    """
+    :param value: A number
+    :param form: Format such as "+.3g"
+    :return: the number in this format; from 100 on as a whole number, which "g" would write as 1.23e+03
+    """
     return f"{value:{form}}" if abs(value) < 99.5 or not form.endswith("g") else f"{value:{form[:-3]},.0f}"
+
+
+def counted(n: int, noun: str) -> str:
+    """
+    :param n: Number of things
+    :param noun: What one of them is called
+    :return: the number with the noun, such as "1 seed" and "2 seeds"
+    """
+    return f"{n} {noun}{'s' if n > 1 else ''}"
 
 
 def _list(parts: Sequence[str]) -> str:

@@ -384,4 +384,4 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     :param report: Result of ``run_benchmark``
     :param path: JSON file to write
     """
-    write_atomically(path, (to_json(report, indent=1) + "\n").encode())
+    write_atomically(path, (to_json(report) + "\n").encode())

@@ -32,7 +32,7 @@ from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, 
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
 from sb3_qac.study.run import Run, check_same_run, name_of_env
-from sb3_qac.study.train import train_run
+from sb3_qac.study.train import first_line, train_run
 from sb3_qac.study.workers import train_in_processes
 from sb3_qac.zoo import register
 
@@ -333,7 +333,7 @@ def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | N
             try:
                 yield run, ray.get(task)
             except ray.exceptions.RayError as error:
-                yield run, f"{type(error).__name__}: {error}".splitlines()[0]
+                yield run, first_line(error)
     finally:
         # After Ctrl-C each writes a checkpoint
         for task in tasks:

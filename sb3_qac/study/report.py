@@ -17,7 +17,15 @@ from tqdm.auto import tqdm
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
-from sb3_qac.study.analysis import PUBLISHED, over_environments, paragraphs, relative_table, statistics
+from sb3_qac.study.analysis import (
+    PUBLISHED,
+    counted,
+    number_as_text,
+    over_environments,
+    paragraphs,
+    relative_table,
+    statistics,
+)
 from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.diagnose import tables as diagnosis_tables
 from sb3_qac.study.loading import load_study, other_studies, packed_only
@@ -102,8 +110,7 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
             panel.plot(record.timesteps, record.means, **style, **dot, linewidth=0.7, alpha=0.6)
         steps, means, errors = pooled(records)
         if len(steps):
-            n_seeds = sum(len(record.timesteps) > 0 for record in records)
-            seeds = f"{n_seeds} seed{'s' if n_seeds > 1 else ''}"
+            seeds = counted(sum(len(record.timesteps) > 0 for record in records), "seed")
             marker = "o" if len(steps) == 1 else ""
             panel.plot(steps, means, **style, linewidth=2, marker=marker, label=f"{group} ({seeds})")
             panel.fill_between(steps, means - errors, means + errors, color=style["color"], alpha=0.25, linewidth=0)
@@ -151,19 +158,22 @@ def draw_curves(envs: dict[str, Groups], path: Path) -> None:
     for row, (env_id, groups) in zip(rows, envs.items(), strict=True):
         for panel, tag in zip(row, CURVES, strict=True):
             _draw_curve(panel, tag, groups)
-        # Some algorithms do not log it
-        visible = [panel for panel in row if panel.get_visible()]
-        if len(envs) > 1 and visible:
-            visible[0].set_ylabel(env_id)
+        for panel in _visible(row)[:1]:
+            panel.set_ylabel(env_id if len(envs) > 1 else "")
         if row[0].get_legend_handles_labels()[0]:
             row[0].legend(fontsize="small")
     for column, title in zip(rows.T, CURVES.values(), strict=True):
-        for panel in [panel for panel in column if panel.get_visible()][:1]:
+        for panel in _visible(column)[:1]:
             panel.set_title(title, fontsize="medium")
     for column in panels.T:
-        for panel in [panel for panel in column if panel.get_visible()][-1:]:
+        for panel in _visible(column)[-1:]:
             panel.set_xlabel("environment steps")
     save_figure(figure, path)
+
+
+def _visible(panels: Iterable[Any]) -> list[Any]:
+    """:return: those that show something. Some algorithms do not log every row, and a run that has just begun none."""
+    return [panel for panel in panels if panel.get_visible()]
 
 
 def _draw_curve(panel: Any, tag: str, groups: Groups) -> None:
@@ -287,9 +297,10 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
         cells = [record.name, record.state, f"{record.status.get('steps', 0):,}", last, best]
         if goal is not None:
             reached, hours = record.steps_to(goal), record.hours_to(goal)
-            # "g" writes 100 as 1e+02
-            time = "-" if hours is None else f"{hours:.2g}" if hours < 99.5 else f"{hours:,.0f}"
-            cells += ["not reached" if reached is None else f"{reached:,}", time]
+            cells += [
+                "not reached" if reached is None else f"{reached:,}",
+                "-" if hours is None else number_as_text(hours, ".2g"),
+            ]
         training = record.figures.get("training_return")
         cells += ["-" if training is None else f"{training:.2f}"]
         cells += ["-" if math.isnan(record.steps_per_second) else f"{record.steps_per_second:,.0f}"]
@@ -484,7 +495,7 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
 
 
 def _completeness(folder: Path) -> str:
-    others = ", ".join(f"{study} ({n} run{'s' if n > 1 else ''})" for study, n in other_studies(folder).items())
+    others = ", ".join(f"{study} ({counted(n, 'run')})" for study, n in other_studies(folder).items())
     if packed := packed_only(folder):
         text = f"Every run that has a folder is in the tables. Packed runs that have none are not: {', '.join(packed)}."
     else:

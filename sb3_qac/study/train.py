@@ -57,8 +57,16 @@ def _train_or_tell(run: Run) -> str | None:
         # A full disk may be the error
         with contextlib.suppress(OSError):
             error_file.write_text(traceback.format_exc(), encoding="utf-8")
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+        return first_line(error)
     return None
+
+
+def first_line(error: Exception) -> str:
+    """
+    :param error: An error, whose message may have several lines
+    :return: its class, and the first line of its message
+    """
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _train(run: Run) -> None:
