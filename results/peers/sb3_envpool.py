@@ -1,4 +1,7 @@
-"""SB3's A2C or PPO on EnvPool's Pong, with RL Zoo's settings: ``python sb3_envpool.py a2c 100000``. It needs ``pip install envpool``."""
+"""
+SB3's A2C or PPO on EnvPool's Pong, with RL Zoo's settings: ``python sb3_envpool.py a2c 100000``. It needs
+``pip install envpool``.
+"""
 
 import argparse
 import time
