@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections import OrderedDict
 from pathlib import Path
 from unittest.mock import Mock
@@ -152,6 +153,19 @@ def test_results_of_runs_before_one_that_cannot_be_diagnosed_are_printed(monkeyp
     with pytest.raises(SystemExit, match="diagnose: no run of a study"):
         main(["diagnose", "one/good", "other/good", "bad", "--json"])
     assert json.loads(capsys.readouterr().out) == {"one/good": [], "other/good": []}
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [("evaluate", "agents.evaluate_agent"), ("video", "video.record_videos"), ("diagnose", "diagnose.diagnose_run")],
+)
+def test_json_has_null_where_a_number_is_not_finite(command, function, monkeypatch, capsys):
+    monkeypatch.setattr(f"sb3_qac.study.{function}", lambda *arguments: {"some": [1.5, math.nan, -math.inf]})
+    monkeypatch.setattr("sb3_qac.study.loading.check_run", lambda folder: None)
+    assert main([command, "run", "--json"]) == 0
+    # NaN and Infinity are no JSON, but Python reads them
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed.get("run", printed) == {"some": [1.5, None, None]}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """``python -m sb3_qac diagnose``: estimators of the policy gradient, measured on runs of a study."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """
     import gymnasium as gym
 
+    from sb3_qac.common.files import to_json
     from sb3_qac.study.diagnose import diagnose_run, tables
 
     results, failure = {}, None
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError, gym.error.Error) as error:
         failure = f"diagnose: {error}"
     if args.json:
-        print(json.dumps(results, indent=1))
+        print(to_json(results))
     if failure is not None:
         sys.exit(failure)
     return 0

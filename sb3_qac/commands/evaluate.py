@@ -1,7 +1,6 @@
 """``python -m sb3_qac evaluate``: play new episodes with the final agents of runs."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     import torch as th
 
     from sb3_qac.common.checks import check_number
+    from sb3_qac.common.files import to_json
     from sb3_qac.study.agents import evaluate_agent, evaluation_line
 
     try:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             # The remaining agents are still evaluated
             errors.append(f"evaluate: {error}")
         else:
-            print(json.dumps(result) if args.json else evaluation_line(result), flush=True)
+            print(to_json(result, indent=None) if args.json else evaluation_line(result), flush=True)
     if errors:
         # A wrong number of episodes is the same error for each agent
         sys.exit("\n".join(dict.fromkeys(errors)))

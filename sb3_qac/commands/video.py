@@ -1,7 +1,6 @@
 """``python -m sb3_qac video``: record the agent of a run."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code
     """
+    from sb3_qac.common.files import to_json
     from sb3_qac.study.loading import check_run
     from sb3_qac.study.video import record_videos, summary
 
@@ -43,5 +43,5 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError, gym.error.Error) as error:
         # Classic control draws with pygame, which is an extra of gymnasium
         sys.exit(f"video: {error}")
-    print(json.dumps(returns) if args.json else "\n".join([*summary(returns), f"The videos are in {output}."]))
+    print(to_json(returns, indent=None) if args.json else "\n".join([*summary(returns), f"The videos are in {output}."]))
     return 0

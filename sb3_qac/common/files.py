@@ -60,12 +60,13 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.close(descriptor)
 
 
-def to_json(value: Any) -> str:
+def to_json(value: Any, indent: int | None = 1) -> str:
     """
     :param value: Numbers, strings and None, in lists and dictionaries
+    :param indent: Spaces for each level, or None for a single line
     :return: the value as JSON that every program can read: numbers that are not finite become null
     """
-    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), indent=1)
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), indent=indent)
 
 
 def read_json(path: Path) -> dict[str, Any]:
