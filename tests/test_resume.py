@@ -63,7 +63,7 @@ from sb3_qac.common.files import read_json
 from sb3_qac.resume.callback_state import is_service
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
-from sb3_qac.resume.state import StateError, get_values
+from sb3_qac.resume.state import StateError, get_values, objects_in
 from sb3_qac.resume.wandb import WandbOutputFormat
 from sb3_qac.zoo.resume import unfinished_run
 from tests.envs import InterruptAt, Interrupted
@@ -327,6 +327,16 @@ def test_a_training_in_another_environment_is_refused(make_env, message, tmp_pat
         resume(QA2C("MlpPolicy", make_env(True), seed=0), tmp_path)
 
 
+def test_the_window_of_the_statistics_may_be_another_after_a_resume(tmp_path):
+    def model(window):
+        return QA2C("MlpPolicy", make_vec_env("CartPole-v1"), seed=0, stats_window_size=window)
+
+    trained = model(5).learn(400, ExactCheckpointCallback(tmp_path))
+    resumed = resume(model(3), tmp_path)
+    assert list(resumed.ep_info_buffer) == list(trained.ep_info_buffer)[-3:]
+    assert resumed.ep_info_buffer.maxlen == resumed.ep_success_buffer.maxlen == 3
+
+
 def test_an_environment_may_be_shown_another_way(tmp_path):
     QA2C("MlpPolicy", make_vec_env("CartPole-v1"), seed=0).learn(10, ExactCheckpointCallback(tmp_path))
     shown = make_vec_env("CartPole-v1", env_kwargs=dict(render_mode="rgb_array"))
@@ -384,6 +394,57 @@ def test_a_checkpoint_that_the_next_start_would_refuse_is_not_written(tmp_path):
         model.learn(60, ExactCheckpointCallback(tmp_path, save_freq=1))
     again = QA2C("MlpPolicy", DummyVecEnv([lambda: MakesItsGame(late=True)]), n_steps=6, seed=0)
     resume(again, checkpoints_in(tmp_path)[-1])
+
+
+class LosesItsBonus(MakesItsGame):
+    """It has a second game from the start of an episode to its middle."""
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        self.bonus = Game()
+        return obs, info
+
+    def step(self, action):
+        result = super().step(action)
+        if self.game.steps > 4:
+            self.bonus = None
+        return result
+
+
+def test_an_object_that_was_gone_at_a_checkpoint_may_be_there_again_after_a_resume(tmp_path):
+    def train_on(folder, n_steps, save_freq):
+        model = QA2C("MlpPolicy", DummyVecEnv([LosesItsBonus] * 2), n_steps=5, seed=0)
+        model.learn(n_steps, ExactCheckpointCallback(folder, save_freq=save_freq, verbose=0))
+        return model
+
+    # A checkpoint that cannot be written is a warning, which fails here
+    train_on(tmp_path / "resumed", 10, 1)
+    state = load_checkpoint(checkpoints_in(tmp_path / "resumed")[-1]).state
+    gone = state["objects"].keys() - dict(objects_in(state["env"], "the environment")).keys()
+    assert any("bonus" in place for place in gone)
+    resumed, straight = train_on(tmp_path / "resumed", 200, 1), train_on(tmp_path / "straight", 200, 1000)
+    assert all(map(th.equal, resumed.policy.state_dict().values(), straight.policy.state_dict().values()))
+
+
+class HasMoreAndMoreGenerators(MakesItsGame):
+    def __init__(self):
+        super().__init__()
+        self.generators = [np.random.default_rng(0)]
+
+    def step(self, action):
+        if len(self.generators) < 3:
+            self.generators.append(np.random.default_rng(1))
+        return super().step(action)
+
+
+def test_a_checkpoint_with_a_longer_list_of_generators_is_not_written_because_the_next_start_would_refuse_it(tmp_path):
+    def model():
+        return QA2C("MlpPolicy", DummyVecEnv([HasMoreAndMoreGenerators]), n_steps=6, seed=0)
+
+    message = r"envs\[0\]\.generators is a list of 3 objects, and was list of 1 objects when the training started"
+    with pytest.warns(UserWarning, match=message):
+        model().learn(30, ExactCheckpointCallback(tmp_path, save_freq=1))
+    assert resume(model(), checkpoints_in(tmp_path)[-1]).num_timesteps == 0
 
 
 class RecordsWith(BaseCallback):
@@ -1517,6 +1578,24 @@ def test_wandb_gets_each_row_once_when_learn_is_called_again_in_the_same_process
     monkeypatch.setattr(wandb, "run", type(run)())
     model.learn(1280, [InterruptAt(np.inf), ExactCheckpointCallback(tmp_path)], log_interval=2)
     assert wandb.run.rows == run.rows
+
+
+def test_a_training_is_resumed_without_wandb_and_again_with_it(tmp_path, monkeypatch):
+    settings = types.SimpleNamespace(sync_tensorboard=False)
+    kind = type("Run", (WandbRun,), dict(id="one", project="p", entity="e", disabled=False, settings=settings))
+    # Killed with W&B, then without, then with it
+    runs = kind(), None, kind()
+    for run, end in zip(runs, (300, 600, np.inf), strict=True):
+        monkeypatch.setattr(wandb, "run", run)
+        model = make_model(QA2C)
+        with pytest.raises(Interrupted) if end < np.inf else contextlib.nullcontext():
+            model.learn(960, [InterruptAt(end), ExactCheckpointCallback(tmp_path, save_freq=100)], log_interval=2)
+        model.logger.close()
+    first, _, last = (run and [row["global_step"] for row in run.rows.values()] for run in runs)
+    # A row for every 64 steps, and a checkpoint for every 128. The new run gets the rows of the first start again, up to its
+    # last checkpoint, and none of the second, which ends at the checkpoint of step 512
+    assert first == list(range(64, 256 + 1, 64))
+    assert last == [*first, *range(512 + 64, 960 + 1, 64)]
 
 
 def test_rows_of_the_users_own_do_not_crowd_ours_out(tmp_path):

@@ -89,11 +89,14 @@ class ExactCheckpointCallback(BaseCallback):
         self._saved_at = -1
         self._evaluated = False
         self._rollout_is_complete = False
-        # Class of each object in the state when the training started, by its place
+        # Class of each object in the state when the training started, by its place, and those of its earlier starts
         self._objects: dict[str, str] | None = None
+        self._objects_before: dict[str, str] = {}
         # The other callbacks, and their settings when the training started, by identity: a dataclass has no hash
         self._settings: dict[int, tuple[BaseCallback, dict[str, Any]]] = {}
         self._evaluation_random_state: dict[str, Any] = {}
+        # Rows for W&B of an earlier start, compressed, while this one logs to no run of W&B
+        self._wandb_rows: bytes | None = None
         # State that is restored only after every callback has started
         self._state_to_restore: dict[str, Any] | None = None
         self._error_at_start: BaseException | None = None
@@ -121,7 +124,8 @@ class ExactCheckpointCallback(BaseCallback):
                 f"{type(self.parent).__name__} does not tell its callback of rollouts, between which checkpoints are written. "
                 "Give ExactCheckpointCallback to `learn` itself, in the list of callbacks, with a `save_freq`."
             )
-        self._rollout_is_complete, self._state_to_restore, self._objects = False, None, None
+        self._rollout_is_complete, self._state_to_restore, self._wandb_rows = False, None, None
+        self._objects, self._objects_before = None, {}
         # As new, because it may have been used in another training
         self.iteration = self._log_interval_callback.offset = 0
         self._saved_at, self._evaluated = -1, False
@@ -232,7 +236,7 @@ class ExactCheckpointCallback(BaseCallback):
         root = self.locals["callback"]
         if isinstance(root, CallbackList):
             root.callbacks = [callback for callback in root.callbacks if callback is not self._log_interval_callback]
-        for output_format in [f for f in self.model.logger.output_formats if isinstance(f, WandbOutputFormat)]:
+        for output_format in self._wandb_outputs():
             output_format.close()
             self.model.logger.output_formats.remove(output_format)
         self._leave_folder()
@@ -274,7 +278,8 @@ class ExactCheckpointCallback(BaseCallback):
             for key, value in values.items():
                 objects.update(objects_in(value, f"{name}.{key}"))
         if self._objects is None:
-            self._objects = objects
+            # What was restored may lack an object that the next start has, such as one that is gone for a part of an episode
+            self._objects = {**self._objects_before, **objects}
         for place, kind in objects.items():
             if self._objects.get(place) != kind:
                 before = self._objects.get(place, "not there")
@@ -282,7 +287,7 @@ class ExactCheckpointCallback(BaseCallback):
                     f"{place} is a {kind}, and was {before} when the training started, so a resume would not have it. "
                     "Create it in the constructor, in `reset` or in `_on_training_start`."
                 )
-        return state
+        return {**state, "objects": self._objects}
 
     def _state(self) -> dict[str, Any]:
         """:return: everything that the next update depends on, as plain data"""
@@ -323,6 +328,7 @@ class ExactCheckpointCallback(BaseCallback):
             "csv_keys": [list(f.keys) for f in logger.output_formats if isinstance(f, CSVOutputFormat)],
             "tensorboard": [os.path.relpath(f.writer.log_dir, self.folder) for f in tensorboard],
             "logs": [zlib.compress(read_log(file), 1) for file in self._open_logs()],
+            "wandb_rows": self._rows_for_wandb(),
             "evaluation_file_names": [path.name for path in self._evaluation_files()],
             "evaluation_files": [path.read_bytes() if path.exists() else None for path in self._evaluation_files()],
         }
@@ -338,10 +344,14 @@ class ExactCheckpointCallback(BaseCallback):
         self._check_same_evaluation_files(evaluation_files, state)
         csv_formats = [f for f in self.model.logger.output_formats if isinstance(f, CSVOutputFormat)]
         check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
+        saved, wandb_rows = list(state["logs"]), state.get("wandb_rows")
+        if "wandb_rows" not in state and self._wandb_outputs():
+            # Earlier checkpoints have them among the log files, at the end
+            wandb_rows = saved.pop() if saved else None
         logs = self._open_logs()
-        if len(logs) != len(state["logs"]):
+        if len(logs) != len(saved):
             logs = self._open_logs(repeated=True)
-        check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
+        check_same_number("log files are open", logs, saved, "give the environments and the logger the same files")
 
         restore_model(self.model, state)
         called_before = self._called_before()
@@ -354,15 +364,15 @@ class ExactCheckpointCallback(BaseCallback):
             env.reset()
             set_state(env, env_state, "the evaluation environment")
         self._evaluation_random_state = state["evaluation_random"]
+        # Earlier checkpoints do not have them
+        self._objects_before = state.get("objects", {})
         self._state_to_restore = state
         self.iteration = self._log_interval_callback.offset = state["iteration"]
         self._saved_at = self.model.num_timesteps
         self._restore_logger(state)
-        for file, content in zip(logs, state["logs"], strict=True):
+        for file, content in zip(logs, saved, strict=True):
             rewrite_log(file, zlib.decompress(content))
-        for output_format in self.model.logger.output_formats:
-            if isinstance(output_format, WandbOutputFormat):
-                output_format.log_again()
+        self._restore_wandb(wandb_rows)
         for path, content in zip(evaluation_files, state["evaluation_files"], strict=True):
             if content is None:
                 path.unlink(missing_ok=True)
@@ -450,7 +460,7 @@ class ExactCheckpointCallback(BaseCallback):
     def _log_to_wandb(self, folder: Path) -> None:
         run = active_wandb_run()
         output_formats = self.model.logger.output_formats
-        if run is None or any(isinstance(output_format, WandbOutputFormat) for output_format in output_formats):
+        if run is None or self._wandb_outputs():
             return
         if run.settings.sync_tensorboard and sys.modules["wandb"].patched["tensorboard"]:
             warnings.warn(
@@ -460,6 +470,25 @@ class ExactCheckpointCallback(BaseCallback):
             )
             return
         output_formats.append(WandbOutputFormat(run, folder / "wandb.jsonl"))
+
+    def _wandb_outputs(self) -> list[WandbOutputFormat]:
+        return [output for output in self.model.logger.output_formats if isinstance(output, WandbOutputFormat)]
+
+    def _restore_wandb(self, rows: bytes | None) -> None:
+        """
+        :param rows: Result of ``_rows_for_wandb``
+        """
+        self._wandb_rows = rows
+        for output_format in self._wandb_outputs():
+            if rows is not None:
+                rewrite_log(output_format.file, zlib.decompress(rows))
+                output_format.log_again()
+
+    def _rows_for_wandb(self) -> bytes | None:
+        """:return: the rows that W&B has got, compressed; those of an earlier start if this one has no run of W&B"""
+        for output_format in self._wandb_outputs():
+            return zlib.compress(read_log(output_format.file), 1)
+        return self._wandb_rows
 
     # ---- callbacks, environments and files ----
 
@@ -506,7 +535,7 @@ class ExactCheckpointCallback(BaseCallback):
         writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env, repeated)]
         files = [writer.file_handler for writer in writers]
         for output_format in self.model.logger.output_formats:
-            if isinstance(output_format, CSVOutputFormat | JSONOutputFormat | WandbOutputFormat) or (
+            if isinstance(output_format, CSVOutputFormat | JSONOutputFormat) or (
                 isinstance(output_format, HumanOutputFormat) and output_format.own_file
             ):
                 files.append(output_format.file)

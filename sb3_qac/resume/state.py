@@ -351,14 +351,18 @@ def objects_in(state: Any, name: str) -> Iterator[tuple[str, str]]:
     """
     :param state: Result of ``get_state``
     :param name: What to call it
-    :return: the place and the class of each object in it that must exist before its state can be set again
+    :return: the place and the class of each object in it that must exist before its state can be set again, and the place and
+        the number of items of each list or dictionary of such objects
     """
     # A missing random generator is made
     if isinstance(state, ObjectState) and state.kind != "numpy.random._generator.Generator":
         yield name, state.kind
         for key, value in state.values.items():
             yield from objects_in(value, f"{name}.{key}")
-    for key, value in items_by_key(state).items():
+    items = items_by_key(state)
+    if any(isinstance(item, ObjectState) for item in items.values()):
+        yield name, f"{type(state).__name__} of {len(items)} objects"
+    for key, value in items.items():
         yield from objects_in(value, f"{name}[{key!r}]")
 
 
