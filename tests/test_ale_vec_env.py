@@ -442,6 +442,33 @@ def test_environments_that_differ_are_not_replaced_by_the_first():
             to_ale_vec_env(DummyVecEnv([make(PONG), other]))
 
 
+def test_a_monitor_around_the_wrapper_is_not_replaced_by_one_that_records_something_else():
+    env = DummyVecEnv([lambda: Monitor(AtariWrapper(gym.make(BREAKOUT)))])
+    with pytest.raises(ValueError, match="AleVecEnv would leave out the Monitor around AtariWrapper"):
+        to_ale_vec_env(env)
+
+
+def test_sticky_actions_of_two_sources_are_refused():
+    message = "`action_repeat_probability` is 0.5, but PongNoFrameskip-v0 repeats actions itself, with probability 0.25"
+    with pytest.raises(ValueError, match=message):
+        AleVecEnv("PongNoFrameskip-v0", action_repeat_probability=0.5)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_the_ball_is_launched_at_the_start_of_a_game_with_sticky_actions(lives):
+    n_envs, probability = 32, 0.5
+    env = AleVecEnv(BREAKOUT, n_envs, seed=0, action_repeat_probability=probability, terminal_on_life_loss=lives)
+    still = np.ones(n_envs, dtype=bool)
+    before = env.reset()
+    for _ in range(8):
+        obs, *_ = env.step(np.zeros(n_envs, dtype=np.int64))
+        still &= (obs == before).all(axis=(1, 2, 3))
+        before = obs
+    # FIRE is pressed in five frames. With only one of them, half of the games would stand still
+    assert still.mean() < 0.5**3
+    env.close()
+
+
 def test_environments_to_look_at_are_left_as_they_are():
     env = make_atari_env(PONG, 1, env_kwargs=dict(render_mode="rgb_array"))
     assert to_ale_vec_env(env) is env

@@ -151,6 +151,9 @@ def _lost_of_monitor(env: gym.Env) -> list[str]:
         return []
     lost = [f"{name}={value!r}" for name in ("info_keywords", "reset_keywords") if (value := getattr(monitor, name))]
     lost += [] if monitor.allow_early_resets else ["allow_early_resets=False"]
+    if any(isinstance(layer, MaxAndSkipEnv | EpisodicLifeEnv | ClipRewardEnv) for layer in layers(monitor.env)):
+        # Its rows have clipped returns of single lives
+        lost.append("the Monitor around AtariWrapper, instead of inside it,")
     appends = monitor.results_writer is not None and monitor.results_writer.file_handler.mode.startswith("a")
     return lost + (["override_existing=False"] if appends else [])
 

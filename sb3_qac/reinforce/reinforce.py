@@ -62,7 +62,8 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
     episodes is stepped until the others are done too. These extra steps count as environment steps (``num_timesteps``), but
     are left out of the update, ``rollout/ep_rew_mean`` and ``ep_len_mean``. Environments that are within an
     episode are reset before the next rollout, also where ``learn`` continues a training. So a ``Monitor`` must allow early
-    resets, as it does by default.
+    resets, as it does by default. With native Atari environments, whose reset begins a new game, give
+    ``terminal_on_life_loss=False``, or only the first life of each game is learnt and no return of a game is reported.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy). These are SB3's; their V is the baseline
     :param env: The environment to learn from (if registered in Gym, can be str). Its episodes must end.

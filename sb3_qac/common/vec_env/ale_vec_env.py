@@ -45,8 +45,10 @@ class AleVecEnv(VecEnv):
     :param terminal_on_life_loss: Whether the loss of a life ends an episode (the game continues)
     :param clip_reward: Whether rewards are clipped to their sign
     :param fire_reset: Whether FIRE is pressed at the start of a game and, with ``terminal_on_life_loss``, of a life, if the
-        game has that action. At the start of a life it replaces the agent's action.
-    :param action_repeat_probability: Probability that a frame repeats the last action (sticky actions)
+        game has that action. At the start of a life it replaces the agent's action, and with sticky actions at the start of a
+        game too, where they may have repeated a no-op instead.
+    :param action_repeat_probability: Probability that a frame repeats the last action (sticky actions). It must be 0 where the
+        environment has such a probability itself
     :param num_threads: Number of C++ threads, 0 for one per core that this process may use
     :param render_mode: "rgb_array" for ``render`` and videos: they show what the agent sees; or None
     :raises ValueError: if the environment is not an Atari game, or skips frames itself, or a number is too small
@@ -84,13 +86,20 @@ class AleVecEnv(VecEnv):
         check_choice("render_mode", render_mode, (None, "rgb_array"))
         self.spec = gym.spec(env_id)
         game = game_arguments(self.spec)
+        if action_repeat_probability > 0 and game["repeat_action_probability"] > 0:
+            raise ValueError(
+                f"`action_repeat_probability` is {action_repeat_probability}, but {env_id} repeats actions itself, with "
+                f"probability {game['repeat_action_probability']}. Leave the argument out, or use an environment named like "
+                "'PongNoFrameskip-v4'."
+            )
+        repeat_action_probability = game["repeat_action_probability"] or action_repeat_probability
         self.terminal_on_life_loss = terminal_on_life_loss
         self.clip_reward = clip_reward
         settings = dict(
             # ale-py would count all cores of the machine, even if a container or `taskset` allows fewer
             num_threads=num_threads or joblib.cpu_count(),
             max_num_frames_per_episode=game["max_num_frames_per_episode"],
-            repeat_action_probability=max(game["repeat_action_probability"], action_repeat_probability),
+            repeat_action_probability=repeat_action_probability,
             full_action_space=game["full_action_space"],
             # SB3's convention: the observation is the first of the next episode, the final one goes into the info
             autoreset_mode="SameStep",
@@ -122,7 +131,9 @@ class AleVecEnv(VecEnv):
         self._envs_arguments = dict(game=game["game"], num_envs=n_envs, **settings)
         self._envs = self._make_envs()
         has_fire = Action.FIRE in self._envs.ale.get_action_set()[FIRE : FIRE + 1]
-        self._fire_on_life_loss = fire_reset and terminal_on_life_loss and has_fire
+        self._fires = fire_reset and has_fire
+        # ale-py presses FIRE for one frame, in which a sticky action may be a no-op
+        self._fires_in_first_step = self._fires and repeat_action_probability > 0
         self._screen: np.ndarray | None = None
         self.render_mode = render_mode
         # Actions of all environments, one byte each, and the step of each environment's last seed
@@ -140,7 +151,8 @@ class AleVecEnv(VecEnv):
         super().__init__(n_envs, observation_space, self._envs.single_action_space)
 
         self._lives = np.zeros(n_envs, dtype=np.int32)
-        self._life_lost = np.zeros(n_envs, dtype=bool)
+        # Whether the next action is FIRE
+        self._must_fire = np.zeros(n_envs, dtype=bool)
         self._returns = np.zeros(n_envs, dtype=np.int64)
         self._first_frames = np.zeros(n_envs, dtype=np.int64)
         self._start_time = time.time()
@@ -182,12 +194,12 @@ class AleVecEnv(VecEnv):
         obs, info = self._envs.reset(seed=_ale_seeds(base_seeds, n_seeds))
         lives, first_frames = info["lives"], self._frames_before_episode(info)
         first_steps, returns = np.zeros_like(self._first_steps), np.zeros_like(self._returns)
-        actions, life_lost = bytearray(), np.zeros_like(self._life_lost)
+        actions, must_fire = bytearray(), np.full_like(self._must_fire, self._fires_in_first_step)
 
         # No calls in these lines, so that Ctrl-C comes before or after all of them
         self._base_seeds, self._n_seeds, self._first_steps = base_seeds, n_seeds, first_steps
         self._actions, self._n_steps, self._state_to_set = actions, 0, None
-        self._lives, self._life_lost, self._returns, self._first_frames = lives, life_lost, returns, first_frames
+        self._lives, self._must_fire, self._returns, self._first_frames = lives, must_fire, returns, first_frames
         self._screen, self._has_left_state = obs, False
 
         self._reset_seeds()
@@ -201,8 +213,8 @@ class AleVecEnv(VecEnv):
             self._state_to_set = self.get_state()
         if self._state_to_set is not None:
             self._replay(self._state_to_set)
-        if self._fire_on_life_loss and self._life_lost.any():
-            actions = np.where(self._life_lost, FIRE, actions)
+        if self._must_fire.any():
+            actions = np.where(self._must_fire, FIRE, actions)
         given, actions = np.asarray(actions), np.asarray(actions, dtype=np.int64)
         if actions.shape != (self.num_envs,) or (actions != given).any():
             raise ValueError(f"`actions` must be {self.num_envs} integers, one for each environment, but {given} was given.")
@@ -249,12 +261,13 @@ class AleVecEnv(VecEnv):
                 # No environment needs the actions before its last seed
                 n_dropped = len(self._actions) + len(sent) - (n_steps - int(first_steps.min())) * self.num_envs
         lives = info["lives"]
+        must_fire = life_lost & self._fires | game_over & self._fires_in_first_step
 
         # No calls in these lines, so that Ctrl-C comes before or after all of them
         self._actions += sent
         del self._actions[:n_dropped]
         self._n_steps, self._n_seeds, self._first_steps = n_steps, n_seeds, first_steps
-        self._lives, self._life_lost, self._returns, self._first_frames = lives, life_lost, returns, first_frames
+        self._lives, self._must_fire, self._returns, self._first_frames = lives, must_fire, returns, first_frames
         self._screen, self._has_left_state = obs, False
 
         for i in ended if self._results_writers else []:
@@ -280,7 +293,7 @@ class AleVecEnv(VecEnv):
             "first_steps": self._first_steps - first_step,
             "frames": self._screen,
             "lives": self._lives,
-            "life_lost": self._life_lost.copy(),
+            "life_lost": self._must_fire.copy(),
             "returns": self._returns.copy(),
             "first_frames": self._first_frames,
             "start_time": self._start_time,
@@ -333,7 +346,8 @@ class AleVecEnv(VecEnv):
             )
         self._actions, self._n_steps, self._first_steps = bytearray(actions.tobytes()), len(actions), first_steps.copy()
         self._screen, self._lives, self._first_frames = frames, state["lives"], state["first_frames"]
-        self._life_lost, self._returns = state["life_lost"].copy(), state["returns"].copy()
+        # Earlier checkpoints tell lost lives of games without FIRE too
+        self._must_fire, self._returns = state["life_lost"] & self._fires, state["returns"].copy()
         self._state_to_set, self._has_left_state = None, False
 
     def close(self) -> None:
