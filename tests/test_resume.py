@@ -1563,9 +1563,14 @@ def test_rows_that_wandb_has_are_not_logged_again_and_others_are(tmp_path):
         assert resumed_run.n_warnings == 0
 
 
-def test_wandb_gets_each_row_once_when_learn_is_called_again_in_the_same_process(tmp_path, monkeypatch):
-    run = types.SimpleNamespace(id="one", project="p", entity="e", disabled=False)
-    run = type("Run", (WandbRun,), vars(run) | {"settings": types.SimpleNamespace(sync_tensorboard=False)})()
+@pytest.fixture
+def wandb_run_class():
+    settings = types.SimpleNamespace(sync_tensorboard=False)
+    return type("Run", (WandbRun,), dict(id="one", project="p", entity="e", disabled=False, settings=settings))
+
+
+def test_wandb_gets_each_row_once_when_learn_is_called_again_in_the_same_process(tmp_path, monkeypatch, wandb_run_class):
+    run = wandb_run_class()
     monkeypatch.setattr(wandb, "run", run)
     model = make_model(QA2C)
     for end, n_steps in ((300, 640), (np.inf, 640), (np.inf, 1280)):
@@ -1580,22 +1585,43 @@ def test_wandb_gets_each_row_once_when_learn_is_called_again_in_the_same_process
     assert wandb.run.rows == run.rows
 
 
-def test_a_training_is_resumed_without_wandb_and_again_with_it(tmp_path, monkeypatch):
-    settings = types.SimpleNamespace(sync_tensorboard=False)
-    kind = type("Run", (WandbRun,), dict(id="one", project="p", entity="e", disabled=False, settings=settings))
-    # Killed with W&B, then without, then with it
-    runs = kind(), None, kind()
-    for run, end in zip(runs, (300, 600, np.inf), strict=True):
-        monkeypatch.setattr(wandb, "run", run)
-        model = make_model(QA2C)
-        with pytest.raises(Interrupted) if end < np.inf else contextlib.nullcontext():
-            model.learn(960, [InterruptAt(end), ExactCheckpointCallback(tmp_path, save_freq=100)], log_interval=2)
-        model.logger.close()
-    first, _, last = (run and [row["global_step"] for row in run.rows.values()] for run in runs)
-    # A row for every 64 steps, and a checkpoint for every 128. The new run gets the rows of the first start again, up to its
-    # last checkpoint, and none of the second, which ends at the checkpoint of step 512
+def learn_with_wandb(run, end, folder, monkeypatch, callback=ExactCheckpointCallback):
+    """Until it is killed at a step: a row for every 64 steps, and a checkpoint for every 128."""
+    monkeypatch.setattr(wandb, "run", run)
+    model = make_model(QA2C)
+    with pytest.raises(Interrupted) if end < np.inf else contextlib.nullcontext():
+        model.learn(960, [InterruptAt(end), callback(folder, save_freq=100)], log_interval=2)
+    model.logger.close()
+    return None if run is None else [row["global_step"] for row in run.rows.values()]
+
+
+@pytest.mark.parametrize("same_run", [False, True])
+def test_a_training_is_resumed_without_wandb_and_again_with_it(same_run, tmp_path, monkeypatch, wandb_run_class):
+    first = learn_with_wandb(wandb_run_class(), 300, tmp_path, monkeypatch)
     assert first == list(range(64, 256 + 1, 64))
-    assert last == [*first, *range(512 + 64, 960 + 1, 64)]
+    learn_with_wandb(None, 600, tmp_path, monkeypatch)
+    # The rows from the first start on to its checkpoint of step 512 are for nobody
+    last = list(range(512 + 64, 960 + 1, 64))
+    run = wandb_run_class(starting_step=len(first) if same_run else 0)
+    assert learn_with_wandb(run, np.inf, tmp_path, monkeypatch) == (last if same_run else [*first, *last])
+    assert run.n_warnings == 0
+
+
+class WritesAsBefore(ExactCheckpointCallback):
+    """Its checkpoints have the rows for W&B among the log files, as those of earlier versions."""
+
+    def _state(self):
+        state = super()._state()
+        rows, _ = state.pop("wandb_rows"), state.pop("logs_to_wandb")
+        return state if rows is None else {**state, "logs": [*state["logs"], rows]}
+
+
+@pytest.mark.parametrize("had_wandb", [False, True])
+@pytest.mark.parametrize("has_wandb", [False, True])
+def test_earlier_checkpoints_are_resumed_with_and_without_wandb(had_wandb, has_wandb, tmp_path, monkeypatch, wandb_run_class):
+    before = learn_with_wandb(wandb_run_class() if had_wandb else None, 300, tmp_path, monkeypatch, WritesAsBefore)
+    rows = learn_with_wandb(wandb_run_class() if has_wandb else None, np.inf, tmp_path, monkeypatch)
+    assert rows == ([*(before or []), *range(256 + 64, 960 + 1, 64)] if has_wandb else None)
 
 
 def test_rows_of_the_users_own_do_not_crowd_ours_out(tmp_path):

@@ -3,7 +3,8 @@ Five variants of QPPO on MinAtar that the protocol names, with the preset otherw
 
     python results/search_minatar/variants.py entropy-target MinAtar/Breakout-v1 --seeds 0 1 --steps 600000 --eval-freq 100000
 
-What follows the variant's name are arguments of ``study``.
+What follows the variant's name are arguments of ``study``, without ``--jobs`` and ``--ray``, whose processes would train the
+preset. A resumed run of ``averaged-critic`` begins its moving average anew.
 """
 
 import copy
@@ -201,6 +202,8 @@ def main():
     variant, *arguments = sys.argv[1:]
     if variant not in VARIANTS:
         raise SystemExit(f"{variant!r} is none of {', '.join(VARIANTS)}")
+    if not {"--jobs", "--ray"}.isdisjoint(arguments):
+        raise SystemExit("--jobs and --ray would train the preset: start several processes instead")
     Variant.variant = variant
     registration.ALGORITHMS["qppo"] = ALGOS["qppo"] = Variant
     sys.argv = ["sb3_qac", "study", arguments[0], "--algos", "qppo", *arguments[1:]]

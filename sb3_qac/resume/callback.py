@@ -329,6 +329,7 @@ class ExactCheckpointCallback(BaseCallback):
             "tensorboard": [os.path.relpath(f.writer.log_dir, self.folder) for f in tensorboard],
             "logs": [zlib.compress(read_log(file), 1) for file in self._open_logs()],
             "wandb_rows": self._rows_for_wandb(),
+            "logs_to_wandb": bool(self._wandb_outputs()),
             "evaluation_file_names": [path.name for path in self._evaluation_files()],
             "evaluation_files": [path.read_bytes() if path.exists() else None for path in self._evaluation_files()],
         }
@@ -344,14 +345,7 @@ class ExactCheckpointCallback(BaseCallback):
         self._check_same_evaluation_files(evaluation_files, state)
         csv_formats = [f for f in self.model.logger.output_formats if isinstance(f, CSVOutputFormat)]
         check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
-        saved, wandb_rows = list(state["logs"]), state.get("wandb_rows")
-        if "wandb_rows" not in state and self._wandb_outputs():
-            # Earlier checkpoints have them among the log files, at the end
-            wandb_rows = saved.pop() if saved else None
-        logs = self._open_logs()
-        if len(logs) != len(saved):
-            logs = self._open_logs(repeated=True)
-        check_same_number("log files are open", logs, saved, "give the environments and the logger the same files")
+        logs, saved = self._check_same_logs(state)
 
         restore_model(self.model, state)
         called_before = self._called_before()
@@ -372,7 +366,7 @@ class ExactCheckpointCallback(BaseCallback):
         self._restore_logger(state)
         for file, content in zip(logs, saved, strict=True):
             rewrite_log(file, zlib.decompress(content))
-        self._restore_wandb(wandb_rows)
+        self._restore_wandb(state)
         for path, content in zip(evaluation_files, state["evaluation_files"], strict=True):
             if content is None:
                 path.unlink(missing_ok=True)
@@ -426,6 +420,25 @@ class ExactCheckpointCallback(BaseCallback):
                     "evaluations are in one table, so they must have equally many episodes: give the earlier number."
                 )
 
+    def _check_same_logs(self, state: dict[str, Any]) -> tuple[list[IO[str]], list[bytes]]:
+        """
+        :param state: Result of ``_state``; one of an earlier version gets the entries for W&B
+        :return: the log files that are open, and the saved content of each
+        :raises CheckpointError: if their numbers differ
+        """
+        saved = list(state["logs"])
+        logs = self._open_logs()
+        if len(logs) != len(saved) and "wandb_rows" not in state:
+            # Earlier checkpoints have the rows for W&B among the log files, at the end, and may list others more than once
+            candidates = logs, self._open_logs(repeated=True)
+            if len(saved) in [len(files) + 1 for files in candidates] and zlib.decompress(saved[-1])[:1] in (b"{", b""):
+                state |= {"wandb_rows": saved.pop(), "logs_to_wandb": True}
+            logs = candidates[len(candidates[0]) != len(saved)]
+        state.setdefault("wandb_rows", None)
+        state.setdefault("logs_to_wandb", False)
+        check_same_number("log files are open", logs, saved, "give the environments and the logger the same files")
+        return logs, saved
+
     def _check_same_evaluation_files(self, files: list[Path], state: dict[str, Any]) -> None:
         advice = "give `EvalCallback` a `log_path` and a `best_model_save_path` where it had them"
         check_same_number("files are written by evaluations", files, state["evaluation_files"], advice)
@@ -474,15 +487,18 @@ class ExactCheckpointCallback(BaseCallback):
     def _wandb_outputs(self) -> list[WandbOutputFormat]:
         return [output for output in self.model.logger.output_formats if isinstance(output, WandbOutputFormat)]
 
-    def _restore_wandb(self, rows: bytes | None) -> None:
+    def _restore_wandb(self, state: dict[str, Any]) -> None:
         """
-        :param rows: Result of ``_rows_for_wandb``
+        :param state: Result of ``_state``
         """
-        self._wandb_rows = rows
+        self._wandb_rows = rows = state["wandb_rows"]
         for output_format in self._wandb_outputs():
             if rows is not None:
                 rewrite_log(output_format.file, zlib.decompress(rows))
-                output_format.log_again()
+            output_format.log_again()
+            if not state["logs_to_wandb"]:
+                # The run may have rows of a start before that one. Those that follow are not the same rows
+                output_format.next_row = max(output_format.next_row, output_format.first_row)
 
     def _rows_for_wandb(self) -> bytes | None:
         """:return: the rows that W&B has got, compressed; those of an earlier start if this one has no run of W&B"""

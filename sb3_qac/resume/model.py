@@ -92,9 +92,10 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
             parameter.requires_grad_(name not in state["frozen"])
     model.policy.optimizer.load_state_dict(state["optimizer"])
     vars(model).update(state["model"])
-    # The saved ones have the length of the earlier `stats_window_size`, which may be another
     for name in ("ep_info_buffer", "ep_success_buffer"):
-        setattr(model, name, deque(getattr(model, name), maxlen=model._stats_window_size))
+        # The saved ones have the length of the earlier `stats_window_size`. If it is the same, a callback may refer to them
+        if (saved := getattr(model, name)).maxlen != model._stats_window_size:
+            setattr(model, name, deque(saved, maxlen=model._stats_window_size))
     model.start_time = time.time_ns() - state["elapsed"]
 
 

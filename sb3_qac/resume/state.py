@@ -360,7 +360,7 @@ def objects_in(state: Any, name: str) -> Iterator[tuple[str, str]]:
         for key, value in state.values.items():
             yield from objects_in(value, f"{name}.{key}")
     items = items_by_key(state)
-    if any(isinstance(item, ObjectState) for item in items.values()):
+    if items and all(isinstance(item, ObjectState) for item in items.values()):
         yield name, f"{type(state).__name__} of {len(items)} objects"
     for key, value in items.items():
         yield from objects_in(value, f"{name}[{key!r}]")
