@@ -33,7 +33,7 @@ from sb3_qac.resume.model import check_supported, model_state, parts_of, restore
 from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.signals import DeferredSignals
 from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, set_attributes, set_state, set_values
-from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, wandb_identity
+from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, has_wandb_rows, wandb_identity
 
 
 def lock_of(folder: Path) -> FileLock:
@@ -427,13 +427,13 @@ class ExactCheckpointCallback(BaseCallback):
         :raises CheckpointError: if their numbers differ
         """
         saved = list(state["logs"])
-        logs = self._open_logs()
-        if len(logs) != len(saved) and "wandb_rows" not in state:
-            # Earlier checkpoints have the rows for W&B among the log files, at the end, and may list others more than once
-            candidates = logs, self._open_logs(repeated=True)
-            if len(saved) in [len(files) + 1 for files in candidates] and zlib.decompress(saved[-1])[:1] in (b"{", b""):
+        # Earlier checkpoints may list files more than once, and have the rows for W&B among them, at the end
+        once, repeated = self._open_logs(), self._open_logs(repeated=True)
+        if "wandb_rows" not in state and saved:
+            last, fits = zlib.decompress(saved[-1]), len(saved) in (len(once), len(repeated))
+            if has_wandb_rows(last) or (not last and not fits):
                 state |= {"wandb_rows": saved.pop(), "logs_to_wandb": True}
-            logs = candidates[len(candidates[0]) != len(saved)]
+        logs = once if len(once) == len(saved) else repeated
         state.setdefault("wandb_rows", None)
         state.setdefault("logs_to_wandb", False)
         check_same_number("log files are open", logs, saved, "give the environments and the logger the same files")
