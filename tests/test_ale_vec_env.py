@@ -435,7 +435,7 @@ def test_environments_that_would_do_something_else_are_not_replaced():
 
 def test_environments_that_differ_are_not_replaced_by_the_first():
     def make(env_id, **settings):
-        return lambda: Monitor(AtariWrapper(gym.make(env_id), **settings))
+        return lambda: AtariWrapper(Monitor(gym.make(env_id)), **settings)
 
     for other, different in ((make(BREAKOUT), BREAKOUT), (make(PONG, clip_reward=False), "'clip_reward': False")):
         with pytest.raises(ValueError, match=f"are alike, but .*{PONG}.* and .*{different}"):
