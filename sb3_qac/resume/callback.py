@@ -345,7 +345,11 @@ class ExactCheckpointCallback(BaseCallback):
         self._check_same_evaluation_files(evaluation_files, state)
         csv_formats = [f for f in self.model.logger.output_formats if isinstance(f, CSVOutputFormat)]
         check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
-        logs, saved = self._check_same_logs(state)
+        state = self._with_rows_for_wandb(state)
+        logs = self._open_logs()
+        if len(logs) != len(state["logs"]):
+            logs = self._open_logs(repeated=True)
+        check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
 
         restore_model(self.model, state)
         called_before = self._called_before()
@@ -364,7 +368,7 @@ class ExactCheckpointCallback(BaseCallback):
         self.iteration = self._log_interval_callback.offset = state["iteration"]
         self._saved_at = self.model.num_timesteps
         self._restore_logger(state)
-        for file, content in zip(logs, saved, strict=True):
+        for file, content in zip(logs, state["logs"], strict=True):
             rewrite_log(file, zlib.decompress(content))
         self._restore_wandb(state)
         for path, content in zip(evaluation_files, state["evaluation_files"], strict=True):
@@ -420,25 +424,6 @@ class ExactCheckpointCallback(BaseCallback):
                     "evaluations are in one table, so they must have equally many episodes: give the earlier number."
                 )
 
-    def _check_same_logs(self, state: dict[str, Any]) -> tuple[list[IO[str]], list[bytes]]:
-        """
-        :param state: Result of ``_state``; one of an earlier version gets the entries for W&B
-        :return: the log files that are open, and the saved content of each
-        :raises CheckpointError: if their numbers differ
-        """
-        saved = list(state["logs"])
-        # Earlier checkpoints may list files more than once, and have the rows for W&B among them, at the end
-        once, repeated = self._open_logs(), self._open_logs(repeated=True)
-        if "wandb_rows" not in state and saved:
-            last, fits = zlib.decompress(saved[-1]), len(saved) in (len(once), len(repeated))
-            if has_wandb_rows(last) or (not last and not fits):
-                state |= {"wandb_rows": saved.pop(), "logs_to_wandb": True}
-        logs = once if len(once) == len(saved) else repeated
-        state.setdefault("wandb_rows", None)
-        state.setdefault("logs_to_wandb", False)
-        check_same_number("log files are open", logs, saved, "give the environments and the logger the same files")
-        return logs, saved
-
     def _check_same_evaluation_files(self, files: list[Path], state: dict[str, Any]) -> None:
         advice = "give `EvalCallback` a `log_path` and a `best_model_save_path` where it had them"
         check_same_number("files are written by evaluations", files, state["evaluation_files"], advice)
@@ -486,6 +471,21 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _wandb_outputs(self) -> list[WandbOutputFormat]:
         return [output for output in self.model.logger.output_formats if isinstance(output, WandbOutputFormat)]
+
+    def _with_rows_for_wandb(self, state: dict[str, Any]) -> dict[str, Any]:
+        """
+        :param state: Result of ``_state``, also of an earlier version, which has the rows for W&B at the end of the log files
+        :return: the same with the rows in an entry of their own
+        """
+        if "wandb_rows" in state:
+            return state
+        logs, rows = list(state["logs"]), None
+        if logs:
+            last = zlib.decompress(logs[-1])
+            fits = len(logs) in (len(self._open_logs()), len(self._open_logs(repeated=True)))
+            if has_wandb_rows(last) or (not last and not fits):
+                rows = logs.pop()
+        return {**state, "logs": logs, "wandb_rows": rows, "logs_to_wandb": rows is not None}
 
     def _restore_wandb(self, state: dict[str, Any]) -> None:
         """
