@@ -51,7 +51,7 @@ def examine() -> list[Finding]:
         switch,
     ]
     try:
-        # Here, because it imports PyTorch, SB3 and others, of which any may be missing or broken
+        # Here, because it imports PyTorch, SB3 and others, and any of them may be missing or broken
         from sb3_qac.zoo import ALGORITHMS, presets
     except Exception as error:
         cure = "Install that package again, in a version that `pip check` does not object to."

@@ -498,29 +498,6 @@ def test_a_logger_of_the_users_class_stays_one_after_a_resume(tmp_path):
     assert counts == [[1, 2, 3, 4], [1, 2, 3, 4, 1, 2, 3]]
 
 
-class Slotted(Logger):
-    __slots__ = ("extra",)
-
-
-class Once(Logger):
-    def __new__(cls, folder, formats):
-        return super().__new__(cls)
-
-
-class Keyworded(Logger):
-    def __init_subclass__(cls, *, name):
-        super().__init_subclass__()
-
-
-@pytest.mark.parametrize("kind", [Slotted, Once, Keyworded])
-def test_a_training_with_any_class_of_loggers_is_resumed(kind, tmp_path):
-    for steps in (64, 128):
-        model = make_model(QA2C)
-        model.set_logger(kind(str(tmp_path), []))
-        model.learn(steps, ExactCheckpointCallback(tmp_path / "checkpoints"), log_interval=1)
-    assert model.num_timesteps == 128
-
-
 class WithBonus(A2C):
     """An algorithm of the user's, with two arguments of its own."""
 

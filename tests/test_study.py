@@ -338,7 +338,7 @@ def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(
         signal.signal(number, handler)
     for run, folder in zip(runs[:2], checkpoints, strict=False):
         last = int(checkpoints_in(folder)[-1].name.split(".")[0].removeprefix("step-"))
-        # `status.json` is written at most once a second, so it may be older
+        # `status.json` is written every two seconds at most, so it may be older
         assert last > 0 and last >= read_json(Path(run.folder, "status.json"))["steps"]
     # No training was begun afterwards, and no process or file is left
     assert not Path(runs[2].folder, "run.json").exists()

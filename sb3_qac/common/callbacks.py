@@ -1,4 +1,4 @@
-"""The callbacks of this package; they live in ``sb3_qac.resume`` and in ``sb3_qac.common.curves``."""
+"""The callbacks for users; they live in ``sb3_qac.resume`` and in ``sb3_qac.common.curves``."""
 
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.resume import CheckpointError, ExactCheckpointCallback, resume, wandb_run_id

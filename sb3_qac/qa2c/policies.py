@@ -154,7 +154,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
     @contextmanager
     def keep_evaluations(self) -> Iterator[list[tuple[th.Tensor, th.Tensor]]]:
         """
-        Within it, ``forward`` keeps what it computes for every action, of which it returns only the action taken.
+        Within it, ``forward`` keeps what it computes for every action. It still returns only the action taken.
 
         :return: ``Q(s, a)`` and ``log pi(a|s)`` of each call, shape (batch_size, n_actions) each
         """

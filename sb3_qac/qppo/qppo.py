@@ -108,8 +108,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for its counterpart on the action
         taken: PPO's clipped loss with (R_t - V~) / sigma replaces the sum and its correction, so ``beta`` and ``shrinkage``
         have no effect on the policy; everything else is the same
-    :param advantage_scale: Quantity of a minibatch of which sigma is the running mean, with a decay of 0.99, from that of the
-        first minibatch on: "corrected" for the root of
+    :param advantage_scale: sigma is the running mean of this quantity over the minibatches, with a decay of 0.99, and starts
+        with that of the first minibatch: "corrected" for the root of
         mean_s sum_a pi A^2 + beta mean d^2, the size of the advantage together with its correction; "critic" for the root of
         mean_s sum_a pi A^2, which is small while the critic knows little, so that the correction becomes large; None for no
         scaling (sigma = 1). With "sampled", the first two are the root of mean (R_t - V~)^2.

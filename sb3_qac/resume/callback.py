@@ -1,4 +1,4 @@
-"""Exact resume: a training that was stopped at any moment continues as if nothing had happened."""
+"""The callback that writes checkpoints and resumes from them."""
 
 import copy
 import itertools
@@ -28,7 +28,7 @@ from sb3_qac.common.files import make_folder, write_atomically
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
 from sb3_qac.resume.identity import check_same_number, check_same_training, falling_schedules
-from sb3_qac.resume.logs import ResumedLogger, ResumedTensorBoard, read_log, results_writers, rewrite_log, sync_files
+from sb3_qac.resume.logs import ResumedTensorBoard, read_log, results_writers, rewrite_log, skip_next_row, sync_files
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
 from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.signals import DeferredSignals
@@ -121,8 +121,8 @@ class ExactCheckpointCallback(BaseCallback):
             raise ValueError("`folder` is missing: ExactCheckpointCallback(folder='runs/my-run')")
         if isinstance(self.parent, EventCallback):
             raise ValueError(
-                f"{type(self.parent).__name__} does not tell its callback of rollouts, between which checkpoints are written. "
-                "Give ExactCheckpointCallback to `learn` itself, in the list of callbacks, with a `save_freq`."
+                f"{type(self.parent).__name__} does not tell its callback of rollouts, and checkpoints are written between "
+                "these. Give ExactCheckpointCallback to `learn` itself, in the list of callbacks, with a `save_freq`."
             )
         self._rollout_is_complete, self._state_to_restore, self._wandb_rows = False, None, None
         self._objects, self._objects_before = None, {}
@@ -241,7 +241,7 @@ class ExactCheckpointCallback(BaseCallback):
             self.model.logger.output_formats.remove(output_format)
         self._leave_folder()
         if learn_is_done:
-            # It came in the last rollout or update, behind which no rollout starts
+            # It came in the last rollout or update. No further rollout starts
             self._signals.raise_pending()
         self._signals.release()
 
@@ -435,20 +435,19 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _restore_logger(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
-        logger = ResumedLogger.instead_of(self.model.logger)
-        csv_formats = [f for f in logger.output_formats if isinstance(f, CSVOutputFormat)]
+        output_formats = self.model.logger.output_formats
+        csv_formats = [f for f in output_formats if isinstance(f, CSVOutputFormat)]
         for csv_format, keys in zip(csv_formats, state["csv_keys"], strict=True):
             csv_format.keys = keys
         folders = iter(state["tensorboard"])
-        for i, output_format in enumerate(logger.output_formats):
+        for i, output_format in enumerate(output_formats):
             if isinstance(output_format, TensorBoardOutputFormat):
                 folder = next(folders, None)
                 if folder is not None:
                     # Without a look at the disk, as it was made: ".." behind a symbolic link leads elsewhere
                     continued = ResumedTensorBoard.instead_of(output_format, Path(os.path.abspath(self.folder / folder)))
-                    logger.output_formats[i] = continued
+                    output_formats[i] = continued
                     self._replace_in_callbacks(output_format, continued)
-        self.model._logger = logger
 
     def _replace_in_callbacks(self, old: Any, new: Any) -> None:
         """Callbacks such as RL Zoo's ``RawStatisticsCallback`` hold the TensorBoard output."""
@@ -610,7 +609,7 @@ class ExactCheckpointCallback(BaseCallback):
     def _is_learning(self, frame: FrameType | None) -> bool:
         """
         :param frame: Current stack frame
-        :return: Whether it is within ``learn``. After an error in ``learn``, of which callbacks are not notified, it is not.
+        :return: Whether it is within ``learn``. An error ends ``learn`` without a call of its callbacks, and then it is not
         """
         while frame is not None:
             if frame.f_code.co_name == "learn" and frame.f_locals.get("self") is self.model:
@@ -640,8 +639,8 @@ class LogIntervalCallback(BaseCallback):
         log_interval = self.checkpoints.locals["log_interval"]
         if self.offset == 0 or log_interval is None:
             return
-        assert isinstance(model, OnPolicyAlgorithm) and isinstance(model.logger, ResumedLogger)
+        assert isinstance(model, OnPolicyAlgorithm)
         if iteration % log_interval == 0:
             model.dump_logs(iteration)
         if (iteration - self.offset) % log_interval == 0:
-            model.logger.holds_row = True
+            skip_next_row(model.logger)

@@ -46,7 +46,7 @@ def check_layer(layer: gym.Wrapper, name: str) -> None:
     """
     :param layer: Wrapper inside an ``EpisodeReplay``
     :param name: What to call the latter in errors
-    :raises StateError: if it has state that outlives an episode, to which playing the episode again would add once more
+    :raises StateError: if it has state that outlives an episode. Playing the episode again would add to it once more
     """
     for key, value in vars(layer).items():
         if isinstance(value, (GymRunningMeanStd, RunningMeanStd, *GENERATORS)):

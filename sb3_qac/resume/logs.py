@@ -11,43 +11,21 @@ from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from sb3_qac.resume.state import has_hidden_state
 
+def skip_next_row(logger: Logger) -> None:
+    """
+    Record nothing until the next row would be written, and do not write that row.
 
-class ResumedLogger(Logger):
-    """Logger of a resumed training, which can skip a row."""
+    :param logger: Logger of a training
+    """
 
-    # While this is set, nothing is recorded until the next row would be written, and that row is skipped
-    holds_row = False
+    def dump(step: int = 0) -> None:
+        # Its class's methods again
+        del logger.record, logger.dump
 
-    @classmethod
-    def instead_of(cls, logger: Logger) -> "ResumedLogger":
-        """
-        :param logger: The logger to replace, before any row is written
-        :return: a logger that has the methods of its class too, if it can. What is recorded with the old one is in its rows
-        """
-        kind: Any = type(logger)
-        # `learn` may be called again with the same logger
-        if not issubclass(kind, cls):
-            try:
-                # With slots, its class needs more than its attributes
-                kind = cls if has_hidden_state(logger) else type(cls.__name__, (cls, kind), {})
-            except TypeError:
-                # Its class does not take subclasses like this one
-                kind = cls
-        replacement = object.__new__(kind)
-        vars(replacement).update(vars(logger), holds_row=False)
-        return replacement
-
-    def record(self, key: str, value: Any, exclude: str | tuple[str, ...] | None = None) -> None:
-        if not self.holds_row:
-            super().record(key, value, exclude)
-
-    def dump(self, step: int = 0) -> None:
-        if self.holds_row:
-            self.holds_row = False
-        else:
-            super().dump(step)
+    # On this one logger, because its class may be the user's
+    logger.record = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    logger.dump = dump  # type: ignore[method-assign]
 
 
 class ResumedTensorBoard(TensorBoardOutputFormat):

@@ -62,7 +62,7 @@ PLAIN_DICTS = (dict, OrderedDict)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 # Classes of objects whose number does not change during a training
 BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, *GENERATORS)
-# Those of which SB3 has one for each part of an observation that is a dictionary
+# SB3 has one of these for each part of an observation that is a dictionary
 OF_PARTS = (spaces.Space, RunningMeanStd, StackedObservations)
 
 

@@ -169,13 +169,13 @@ def _space_with_new_randomness(values: dict[str, Any], rng: np.random.Generator)
 def set_with_new_randomness(env: VecEnv, state: Any, rng: np.random.Generator) -> None:
     """
     :param env: Environments
-    :param state: Their state, of which a copy is set in which every random generator starts from a new seed
+    :param state: Their state. A copy is set, and in it every random generator starts from a new seed
     :param rng: Generator of seeds; the same one gives the same state
     """
     set_state(env, with_new_randomness(state, rng), "the environment")
     for single in getattr(env.unwrapped, "envs", []):
         if unwrap_wrapper(single, EpisodeReplay) is not None:
-            # It plays the episode again, at the end of which its generator is always the same
+            # It plays the episode again, and its generator is always the same after that
             seed = int(rng.integers(2**31))
             generator = single.unwrapped.np_random.bit_generator
             generator.state = _seeded_as(generator.state, seed)

@@ -78,8 +78,8 @@ class StatusCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         # A resume restores the attributes that were in the checkpoint. The steps after it are made again, so their time does
-        # not count, and the file, which has it, is not read. The update before the checkpoint is not counted either, and the
-        # checkpoints of early versions have no last step.
+        # not count. The update before the checkpoint is not counted either, and checkpoints of early versions have no last
+        # step.
         self.before += max(0.0, self.last_step - self.start)
         self.first_step = self.model.num_timesteps
         self.start = self.written = self.last_step = time.monotonic()
@@ -167,10 +167,3 @@ class ConstantWeightsCallback(BaseCallback):
 
     def _on_training_end(self) -> None:
         self._rollout.close()
-
-
-class NoCallback(BaseCallback):
-    """Does nothing. For collecting rollouts without ``learn``, which would show a progress bar and count steps."""
-
-    def _on_step(self) -> bool:
-        return True

@@ -25,7 +25,6 @@ from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.study.agents import check_same_environments
 from sb3_qac.study.branching import judge_branches, play_all_actions
-from sb3_qac.study.callbacks import NoCallback
 from sb3_qac.study.gradients import GradientMoments, batch_of, estimators_of, gradient_of, scale_of
 from sb3_qac.study.loading import DIAGNOSIS_FILE, check_run, read_config
 from sb3_qac.study.manager import environments_of
@@ -107,7 +106,7 @@ def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_rep
     check_number("n_rollouts", n_rollouts, minimum=MIN_ROLLOUTS)
     env, steps = model.env, model.num_timesteps
     assert env is not None
-    _, callback = model._setup_learn(n_rollouts * model.n_steps * model.n_envs, callback=NoCallback())
+    _, callback = model._setup_learn(n_rollouts * model.n_steps * model.n_envs)
     estimators, scale = estimators_of(model), None
     moments = GradientMoments(list(estimators), n_rollouts)
     seconds = dict.fromkeys(estimators, 0.0)
@@ -199,7 +198,7 @@ def diagnose_run(
             f"{folder} is a run of {run.algo}, but only runs of {' and '.join(DIAGNOSED)} can be diagnosed: they have "
             "an actor and a critic Q(s, a)."
         )
-    # Its own number of environments, on which the noise of a step depends: that of the preset may have changed
+    # The noise of a step depends on the number of environments. That of the preset may have changed since
     config = folder / name_of_env(run.env_id) / "config.yml"
     if config.is_file() and "n_envs" in (kept := read_config(config)):
         run = dataclasses.replace(run, hyperparams={**run.hyperparams, "n_envs": kept["n_envs"]})

@@ -160,8 +160,8 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
                 raise
             # Left half written by a killed process; the training writes it again
             continue
-        # Exact resume compares the arguments of an unfinished training, but neither its length, on which schedules depend,
-        # nor how its environments are made, whose settings come from the checkpoint
+        # Exact resume compares the arguments of an unfinished training. It does not compare the length, and schedules depend
+        # on that, nor how environments are made, because their settings come from the checkpoint
         names = {*now, *before} if run.finished else {"n_timesteps", *ENVIRONMENT_ENTRIES}
         if run.n_timesteps:
             names -= {"n_timesteps"}

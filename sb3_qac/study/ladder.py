@@ -13,7 +13,6 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 
 from sb3_qac.common.files import write_atomically
-from sb3_qac.study.callbacks import NoCallback
 from sb3_qac.study.catalogue import RUNGS
 from sb3_qac.study.gradients import GradientMoments
 from sb3_qac.study.loading import NOISE_FILE, load_study
@@ -77,7 +76,7 @@ def gradients_of_updates(model: OnPolicyAlgorithm, n_steps: int) -> tuple[list[t
     if isinstance(model, PPO):
         model.n_epochs, model.batch_size = 1, model.n_steps * model.n_envs
     model.policy.optimizer.step = lambda closure=None: None  # type: ignore
-    _, callback = model._setup_learn(2 * n_steps, callback=NoCallback())
+    _, callback = model._setup_learn(2 * n_steps)
     gradients = []
     while model.num_timesteps < n_steps:
         assert model.env is not None

@@ -110,7 +110,7 @@ def load_study(folder: Path) -> dict[str, Groups]:
         raise ValueError(
             f"There is no run of a study in {folder}. "
             + (
-                f"It has other studies, of which one can be named: {', '.join(str(folder / part) for part in inside)}."
+                f"Name one of the studies inside it: {', '.join(str(folder / part) for part in inside)}."
                 if inside
                 else f"`python -m sb3_qac study ... --output {folder}` makes some."
             )

@@ -61,7 +61,7 @@ FAILED = " In means and comparisons a failed run counts with its last evaluation
 N_COLORS = 128
 # Settings that change what an evaluation is, or how soon one can reach a return: algorithms that are compared share them
 COMPARED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return")
-# Also those that change in which numbers an agent computes: the runs of an algorithm share them
+# Also those that change the games' implementation and the network's precision: the runs of an algorithm share them
 EVALUATED = (*COMPARED, "native", "dtype")
 # Plots of a report, by the name of their file
 PLOTS = ("evaluations", "curves", "relative")

@@ -1,8 +1,8 @@
 """
-Registration with RL Zoo: the algorithm, its search space and its presets.
+Registration with RL Zoo: the algorithms, their search spaces and their presets.
 
 RL Zoo has no plugins. Its documentation registers an algorithm by writing into ``rl_zoo3.ALGOS``. This module does the same
-for all three places that use the algorithm's name. ``sb3_qac_zoo_hook`` calls it automatically; ``register()`` calls it
+for all three places that use an algorithm's name. ``sb3_qac_zoo_hook`` calls it automatically; ``register()`` calls it
 directly.
 """
 
@@ -23,14 +23,7 @@ from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.reinforce import REINFORCE
 from sb3_qac.zoo.resume import resume_exactly, resume_wandb
-from sb3_qac.zoo.search_space import (
-    convert_qa2c_params,
-    convert_qppo_params,
-    convert_reinforce_params,
-    sample_qa2c_params,
-    sample_qppo_params,
-    sample_reinforce_params,
-)
+from sb3_qac.zoo.search_space import SAMPLERS, convert_params
 
 PACKAGE = Path(__file__).parent.parent
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinforce": REINFORCE}
@@ -53,7 +46,7 @@ def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:
     :param assumption: What this package assumes of it, for the message
     :raises RuntimeError: if the assumption does not hold
     """
-    cure = 'Install a version that was tested, `pip install "rl_zoo3>=2.9.2,<2.10"`, or switch QA2C off: SB3_QAC_ZOO_HOOK=0.'
+    cure = 'Install a version that was tested, `pip install "rl_zoo3>=2.9.2,<2.10"`, or switch this off: SB3_QAC_ZOO_HOOK=0.'
     check_package("rl_zoo3", holds, f"{assumption} in {module.__name__}", cure)
 
 
@@ -70,12 +63,8 @@ def _register_algorithms(utils: ModuleType) -> None:
 def _register_search_space(hyperparams_opt: ModuleType) -> None:
     for name in ("HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER"):
         _check_zoo(hyperparams_opt, isinstance(getattr(hyperparams_opt, name, None), dict), f"a dict `{name}`")
-    hyperparams_opt.HYPERPARAMS_SAMPLER.update(
-        qa2c=sample_qa2c_params, qppo=sample_qppo_params, reinforce=sample_reinforce_params
-    )
-    hyperparams_opt.HYPERPARAMS_CONVERTER.update(
-        qa2c=convert_qa2c_params, qppo=convert_qppo_params, reinforce=convert_reinforce_params
-    )
+    hyperparams_opt.HYPERPARAMS_SAMPLER.update(SAMPLERS)
+    hyperparams_opt.HYPERPARAMS_CONVERTER.update(dict.fromkeys(SAMPLERS, convert_params))
 
 
 def _check_manager(exp_manager: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The search space of RL Zoo's ``-optimize``: a sampler and its converter for each algorithm."""
+"""The search spaces of RL Zoo's ``-optimize``: a sampler for each algorithm, and their converter."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,37 @@ if TYPE_CHECKING:
 def _policy_gradient(trial: "optuna.Trial") -> str | None:
     """:return: the estimator that the preset names, if it does: RL Zoo keeps the preset in the study, as text"""
     return trial.study.user_attrs.get("policy_gradient")
+
+
+def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
+    """
+    Convert powers of two and discounts. RL Zoo's own ``convert_onpolicy_params`` wants a sampled ``net_arch`` too.
+
+    :param sampled_params: Values that one of ``SAMPLERS`` has sampled, as Optuna stores them
+    :return: Arguments of the algorithm
+    """
+    hyperparams = {}
+    for name, value in sampled_params.items():
+        if name.endswith("_pow"):
+            hyperparams[name.removesuffix("_pow")] = 2**value
+        elif name.startswith("one_minus_"):
+            hyperparams[name.removeprefix("one_minus_")] = 1 - value
+        else:
+            hyperparams[name] = value
+    return hyperparams
+
+
+def _arguments(trial: "optuna.Trial") -> dict[str, Any]:
+    """
+    :param trial: Trial whose values are sampled
+    :return: Arguments of the algorithm
+    """
+    hyperparams = convert_params(trial.params)
+    # Display true values
+    for name, value in hyperparams.items():
+        if name not in trial.params:
+            trial.set_user_attr(name, value)
+    return hyperparams
 
 
 def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
@@ -34,23 +65,7 @@ def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     sampled = _policy_gradient(trial) == "sampled"
     trial.suggest_categorical("beta", [0.0] if sampled else [0.0, 0.5, 1.0])
 
-    hyperparams = convert_qa2c_params(trial.params)
-    # Display true values
-    for name in ("n_steps", "gamma", "gae_lambda"):
-        trial.set_user_attr(name, hyperparams[name])
-    return hyperparams
-
-
-def convert_qa2c_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
-    """
-    :param sampled_params: Values sampled by ``sample_qa2c_params``, as Optuna stores them
-    :return: Arguments of ``QA2C``
-    """
-    hyperparams = dict(sampled_params)
-    hyperparams["n_steps"] = 2 ** hyperparams.pop("n_steps_pow")
-    hyperparams["gamma"] = 1 - hyperparams.pop("one_minus_gamma")
-    hyperparams["gae_lambda"] = 1 - hyperparams.pop("one_minus_gae_lambda")
-    return hyperparams
+    return _arguments(trial)
 
 
 def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
@@ -79,24 +94,7 @@ def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     trial.suggest_categorical("shrinkage", [0.1] if sampled else [0.0, 0.03, 0.1, 0.3])
     trial.suggest_categorical("advantage_scale", ["corrected"] if sampled else ["corrected", "critic"])
 
-    hyperparams = convert_qppo_params(trial.params)
-    # Display true values
-    for name in ("n_steps", "batch_size", "gamma", "gae_lambda"):
-        trial.set_user_attr(name, hyperparams[name])
-    return hyperparams
-
-
-def convert_qppo_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
-    """
-    :param sampled_params: Values sampled by ``sample_qppo_params``, as Optuna stores them
-    :return: Arguments of ``QPPO``
-    """
-    hyperparams = dict(sampled_params)
-    for name in ("n_steps", "batch_size"):
-        hyperparams[name] = 2 ** hyperparams.pop(f"{name}_pow")
-    hyperparams["gamma"] = 1 - hyperparams.pop("one_minus_gamma")
-    hyperparams["gae_lambda"] = 1 - hyperparams.pop("one_minus_gae_lambda")
-    return hyperparams
+    return _arguments(trial)
 
 
 def sample_reinforce_params(
@@ -117,17 +115,7 @@ def sample_reinforce_params(
     for name in ("baseline", "normalize_returns"):
         trial.suggest_categorical(name, [False, True])
 
-    hyperparams = convert_reinforce_params(trial.params)
-    # Display true values
-    trial.set_user_attr("gamma", hyperparams["gamma"])
-    return hyperparams
+    return _arguments(trial)
 
 
-def convert_reinforce_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
-    """
-    :param sampled_params: Values sampled by ``sample_reinforce_params``, as Optuna stores them
-    :return: Arguments of ``REINFORCE``
-    """
-    hyperparams = dict(sampled_params)
-    hyperparams["gamma"] = 1 - hyperparams.pop("one_minus_gamma")
-    return hyperparams
+SAMPLERS = {"qa2c": sample_qa2c_params, "qppo": sample_qppo_params, "reinforce": sample_reinforce_params}
