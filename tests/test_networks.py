@@ -10,15 +10,18 @@ from rl_zoo3.utils import ALGOS
 from sb3_contrib import QRDQN
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import obs_as_tensor, polyak_update
 from torch import nn
 
 from sb3_qac import QA2C, QPPO
+from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN
+from sb3_qac.qa2c.policies import MultiInputActorCriticQPolicy
 from sb3_qac.study.catalogue import ABLATION, STUDIES, TASKS, study_of
-from sb3_qac.study.manager import StudyManager, use_lean_cnn
+from sb3_qac.study.manager import StudyManager, use_device_buffer, use_lean_cnn
 from sb3_qac.study.run import Run
 from sb3_qac.zoo import register
 
@@ -236,12 +239,50 @@ class OwnCNN(LeanNatureCNN):
     ("given", "used"), [(NatureCNN, LeanNatureCNN), (LeanNatureCNN, LeanNatureCNN), (OwnCNN, OwnCNN), (MinAtarCNN, MinAtarCNN)]
 )
 def test_a_study_computes_nature_cnn_faster_and_leaves_other_networks_alone(given, used):
+    dtype = "bfloat16" if used is LeanNatureCNN else "float32"
     hyperparams = dict(policy="CnnPolicy", policy_kwargs=dict(features_extractor_class=given, features_extractor_kwargs=None))
-    use_lean_cnn(A2C, hyperparams, "bfloat16")
+    use_lean_cnn(A2C, hyperparams, dtype)
     assert hyperparams["policy_kwargs"]["features_extractor_class"] is used
-    assert hyperparams["policy_kwargs"]["features_extractor_kwargs"] == (
-        dict(dtype="bfloat16") if used is LeanNatureCNN else None
-    )
+    assert hyperparams["policy_kwargs"]["features_extractor_kwargs"] == (dict(dtype=dtype) if used is LeanNatureCNN else None)
+
+
+class OwnCnnPolicy(ActorCriticCnnPolicy):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{"features_extractor_class": OwnCNN, **kwargs})
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", OwnCnnPolicy])
+def test_a_study_leaves_a_policy_alone_whose_default_is_another_network(policy):
+    hyperparams = dict(policy=policy, policy_kwargs=dict(net_arch=[64]))
+    use_lean_cnn(A2C, hyperparams, "float32")
+    assert hyperparams == dict(policy=policy, policy_kwargs=dict(net_arch=[64]))
+    with pytest.raises(ValueError, match="`dtype` is 'bfloat16', but the hyperparameters have a network of their own"):
+        use_lean_cnn(A2C, hyperparams, "bfloat16")
+
+
+def test_a_study_does_not_replace_the_precision_that_the_hyperparameters_name():
+    hyperparams = dict(policy="CnnPolicy", policy_kwargs=dict(features_extractor_kwargs=dict(dtype="bfloat16")))
+    with pytest.raises(ValueError, match="`dtype` is 'float32', but the hyperparameters have 'bfloat16'"):
+        use_lean_cnn(A2C, hyperparams, "float32")
+    use_lean_cnn(A2C, hyperparams, "bfloat16")
+    assert hyperparams["policy_kwargs"]["features_extractor_kwargs"] == dict(dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "on_device"),
+    [
+        (PPO, "CnnPolicy", True),
+        (PPO, ActorCriticCnnPolicy, True),
+        (PPO, "MultiInputPolicy", False),
+        (PPO, MultiInputActorCriticPolicy, False),
+        (QA2C, MultiInputActorCriticQPolicy, False),
+        (DQN, "CnnPolicy", False),
+    ],
+)
+def test_a_study_keeps_rollouts_on_the_device_but_for_dict_observations(algorithm, policy, on_device):
+    hyperparams = dict(policy=policy)
+    use_device_buffer(algorithm, hyperparams)
+    assert hyperparams == dict(policy=policy, **(dict(rollout_buffer_class=DeviceRolloutBuffer) if on_device else {}))
 
 
 def test_a_target_network_follows_its_network_in_bfloat16():

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
+from gymnasium import spaces
 from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
+from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -171,6 +172,12 @@ def test_environment_and_policy_that_cannot_be_used_are_refused():
         PQN("MlpPolicy", "Pendulum-v1", **SMALL)
     with pytest.raises(ValueError, match=r"`policy` must be 'MlpPolicy', 'CnnPolicy' or a subclass.*ActorCriticPolicy"):
         PQN(ActorCriticPolicy, "CartPole-v1", **SMALL)
+    with pytest.raises(ValueError, match=r"PQN has no policy for dict observations, but Dict.* was given. Wrap"):
+        PQN("MlpPolicy", SimpleMultiObsEnv(), **SMALL)
+    env = IdentityEnv(dim=3)
+    env.observation_space = spaces.Discrete(3, start=1)
+    with pytest.raises(ValueError, match=r"Discrete\(3, start=1\) is not supported"):
+        PQN("MlpPolicy", env, **SMALL)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.evaluation import evaluate_policy
 
 import sb3_qac
-from sb3_qac.__main__ import main
+from sb3_qac.__main__ import main, make_parser
+from sb3_qac.commands.study import grid_of
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.files import make_folder, read_json
@@ -146,6 +147,8 @@ def test_a_long_table_shows_what_is_under_way(tmp_path):
             ("classic", ["qppo", "qppo-layer-norm"], [0]),
             "qppo-layer-norm has a network for MinAtar, so .* one of MinAtar/.*, but CartPole-v1 was given",
         ),
+        (("pong", ["q-shared"], [0]), "q-shared has a network for vectors, but .* PongNoFrameskip-v4 are images"),
+        (("minatar", ["q-shared-advantage"], [0]), "q-shared-advantage has a network for vectors, but .* MinAtar/"),
     ],
 )
 def test_what_there_is_not_is_refused(arguments, message, tmp_path):
@@ -882,6 +885,15 @@ def test_what_every_run_would_fail_by_is_refused_at_the_start(arguments, message
     with pytest.raises(SystemExit, match="ALE/Pong-v5 skips 4 frames itself"):
         main(["study", "ALE/Pong-v5", "--output", str(tmp_path / "out")])
     assert not list((tmp_path / "out").rglob("run.json"))
+
+
+def test_a_gpu_is_sought_on_the_machine_that_trains(tmp_path, monkeypatch):
+    """The one that gives runs to a Ray cluster need not have one."""
+    monkeypatch.setattr(th.cuda, "is_available", lambda: False)
+    command = ["study", "CartPole-v1", "--algos", "a2c", "--seeds", "0", "--device", "cuda", "--ray", "auto"]
+    (run,) = grid_of(make_parser().parse_args(command), tmp_path)
+    assert run.device == "cuda"
+    assert "but PyTorch finds no GPU" in train_run(run)
 
 
 def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 import platform
+import re
 import subprocess
 import sys
 import types
@@ -408,6 +409,12 @@ def test_images_are_refused_by_minatars_network():
             QA2C("MlpPolicy", env, policy_kwargs=policy_kwargs)
     model = QA2C("MlpPolicy", DtypeObservation(last, np.float32), policy_kwargs=policy_kwargs)
     assert model.policy.features_extractor.cnn[0].in_channels == 4
+
+
+@pytest.mark.parametrize("shape", [(4,), (10, 10), (2, 10, 4), (10, 2, 4)])
+def test_what_is_no_grid_is_refused_by_minatars_network(shape):
+    with pytest.raises(ValueError, match=rf"at least 3 x 3, but the observations have shape {re.escape(str(shape))}"):
+        MinAtarCNN(spaces.Box(-1, 1, shape))
 
 
 def test_an_unknown_place_for_layer_normalisation_is_refused_by_minatars_network():

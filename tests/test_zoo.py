@@ -248,7 +248,7 @@ def unfinished(tmp_path, rl_zoo, monkeypatch):
 
 def test_a_command_with_other_hyperparameters_starts_a_new_run(unfinished, tmp_path, rl_zoo):
     before = contents(unfinished)
-    assert "The hyperparameters are not those of the unfinished run" in train_from_config(rl_zoo, tmp_path)
+    assert "The hyperparameters or arguments are not those of the unfinished run" in train_from_config(rl_zoo, tmp_path)
     assert contents(unfinished) == before
     assert QA2C.load(unfinished.with_name("CartPole-v1_2") / "CartPole-v1.zip").lr_schedule(1) == 2e-3
 
@@ -348,6 +348,39 @@ def test_the_seed_tells_the_runs_of_a_script_apart(tmp_path, monkeypatch):
         seeds.append((Path(manager.save_path).name, model.seed))
         model.env.close()
     assert seeds == 2 * [("CartPole-v1_1", 0), ("CartPole-v1_2", 1)]
+
+
+def run_from_script(manager_class=ExperimentManager, **arguments):
+    """:return: name of the folder of a training without a command line, which saves no agent and so stays unfinished"""
+    manager = manager_class(
+        argparse.Namespace(), "qa2c", "FrozenLake-v1", "logs", n_timesteps=80, seed=0, log_interval=-1, verbose=0, **arguments
+    )
+    model, _ = manager.setup_experiment()
+    manager.learn(model)
+    model.env.close()
+    return Path(manager.save_path).name
+
+
+def test_the_arguments_tell_the_runs_of_a_script_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = dict(hyperparams=dict(callback="sb3_qac.resume.ExactCheckpointCallback"))
+    QA2C("MlpPolicy", "FrozenLake-v1", policy_kwargs=dict(optimizer_class=th.optim.RMSprop)).save("agent.zip")
+    others = [dict(env_kwargs=dict(is_slippery=False)), dict(trained_agent="agent.zip")]
+    folders = [run_from_script(**plain, **arguments) for arguments in 2 * [{}, *others]]
+    assert folders == 2 * ["FrozenLake-v1_1", "FrozenLake-v1_2", "FrozenLake-v1_3"]
+
+
+class OwnManager(ExperimentManager):
+    """It reads hyperparameters in its own way, not with the method of its base class."""
+
+    def read_hyperparameters(self):
+        hyperparams = {**PRESETS["FrozenLake-v1"], "callback": "sb3_qac.resume.ExactCheckpointCallback"}
+        return hyperparams, hyperparams
+
+
+def test_a_manager_that_reads_hyperparameters_in_its_own_way_resumes_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [run_from_script(OwnManager) for _ in range(2)] == 2 * ["FrozenLake-v1_1"]
 
 
 def test_the_agent_of_an_earlier_ctrl_c_does_not_count_as_the_final_one(tmp_path, rl_zoo):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sb3_qac.commands import HelpFormatter, add_training_options
-from sb3_qac.common.checks import check_number
+from sb3_qac.common.checks import check_device, check_number
 
 
 def add_parser(commands: Any) -> None:
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         for name in ("jobs", "threads"):
             check_number(name, getattr(args, name), minimum=1)
+        check_device(args.device)
         import_packages(args.gym_packages)
         search = load_search(args.conf_file or search_file(args.name))
     except ValueError as error:

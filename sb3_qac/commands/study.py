@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sb3_qac.commands import HelpFormatter, add_training_options
-from sb3_qac.common.checks import check_number
+from sb3_qac.common.checks import check_device, check_number
 from sb3_qac.study.catalogue import RUNGS, STUDIES, field_name, study_of
 
 
@@ -146,6 +146,9 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     for name in ("jobs", "threads", "eval_freq", "eval_episodes", "steps"):
         if (value := getattr(args, name)) is not None:
             check_number(name, value, minimum=1)
+    if args.ray is None:
+        # With Ray each run checks it on its machine
+        check_device(args.device)
     if args.stock and args.dtype != "float32":
         raise ValueError(f"`--dtype` is {args.dtype!r}, but with `--stock` networks are always in float32.")
     given = {name: value for name, value in vars(args).items() if value is not None}

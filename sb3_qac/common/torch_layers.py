@@ -167,7 +167,7 @@ class MinAtarCNN(BaseFeaturesExtractor):
     :param features_dim: Number of features
     :param layer_norm: Where to normalise before the ReLU, over all units of a layer: None or False for nowhere, "linear" for
         the linear layer, "all" or True for both (PQN, Gallici et al. 2024, https://arxiv.org/abs/2407.04811)
-    :raises ValueError: for another place for layer normalisation, or for images
+    :raises ValueError: for another place for layer normalisation, for images, or for another shape
     """
 
     def __init__(
@@ -182,6 +182,11 @@ class MinAtarCNN(BaseFeaturesExtractor):
             raise ValueError(
                 f"`MinAtarCNN` takes grids with channels last, but {observation_space} is an image, whose channels SB3 moves "
                 "to the front. Make them bool or float32, for instance with `gymnasium.wrappers.DtypeObservation`."
+            )
+        if len(observation_space.shape) != 3 or min(observation_space.shape[:2]) < 3:
+            raise ValueError(
+                "`MinAtarCNN` takes grids of shape (height, width, channels), at least 3 x 3, but the observations have shape "
+                f"{observation_space.shape}. Use another `features_extractor_class`, or leave it out."
             )
         super().__init__(observation_space, features_dim)
         height, width, n_channels = observation_space.shape

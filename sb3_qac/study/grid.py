@@ -24,7 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
-from sb3_qac.common.checks import check_device, check_number, check_seed
+from sb3_qac.common.checks import check_number, check_seed
 from sb3_qac.common.files import read_json
 from sb3_qac.common.minatar import MINATAR_GAMES, check_minatar
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
@@ -93,7 +93,6 @@ def make_grid(
             check_number(name, settings[name], minimum=-math.inf)
     for seed in seeds:
         check_seed("seeds", seed)
-    check_device(settings.get("device", "auto"))
     runs = []
     for env_id, group, seed in itertools.product(env_ids, groups, seeds):
         algo, of_group = TASKS.get(group, (group, {}))
@@ -131,7 +130,13 @@ def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any]) -> 
             "Leave `--dtype` out."
         )
     for group in groups:
-        if "MinAtarCNN" in str(TASKS.get(group)) and not env_id.startswith("MinAtar/"):
+        network = str(TASKS.get(group))
+        if "SharedMlp" in network and (atari or env_id.startswith("MinAtar/")):
+            raise ValueError(
+                f"{group} has a network for vectors, but the observations of {env_id} are images. Use it on another "
+                "environment, such as CartPole-v1."
+            )
+        if "MinAtarCNN" in network and not env_id.startswith("MinAtar/"):
             raise ValueError(
                 f"{group} has a network for MinAtar, so its environment must be one of {', '.join(MINATAR_GAMES)}, but "
                 f"{env_id} was given."

@@ -19,7 +19,7 @@ from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import ActorCriticCnnPolicy
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
@@ -165,12 +165,22 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     :param hyperparams: Its arguments for Atari games, changed in place: the network is the same, but computed faster.
         Arguments with another features extractor are not changed.
     :param dtype: Precision of ``LeanNatureCNN``
+    :raises ValueError: if the arguments have another network or another precision, and ``dtype`` would have no effect
     """
     policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
-    extractor = policy_kwargs.get("features_extractor_class", NatureCNN)
-    if extractor is not NatureCNN and extractor is not LeanNatureCNN:
+    # The default of SB3's policies for images, not of "MlpPolicy" and of a policy class of the user's
+    default = NatureCNN if hyperparams["policy"] in ("CnnPolicy", "CnnLstmPolicy") else None
+    if policy_kwargs.get("features_extractor_class", default) not in (NatureCNN, LeanNatureCNN):
+        if dtype != "float32":
+            raise ValueError(
+                f"`dtype` is {dtype!r}, but the hyperparameters have a network of their own, and only NatureCNN has another "
+                "precision. Leave `--dtype` out."
+            )
         return
-    extractor_kwargs = {**(policy_kwargs.get("features_extractor_kwargs") or {}), "dtype": dtype}
+    extractor_kwargs = {"dtype": dtype, **(policy_kwargs.get("features_extractor_kwargs") or {})}
+    if extractor_kwargs["dtype"] != dtype:
+        given = extractor_kwargs["dtype"]
+        raise ValueError(f"`dtype` is {dtype!r}, but the hyperparameters have {given!r}. Give `--dtype {given}`.")
     policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
     hyperparams["policy_kwargs"] = policy_kwargs
     if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:
@@ -184,7 +194,10 @@ def use_device_buffer(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any
     :param hyperparams: Its arguments, changed in place: a rollout is sent to the device once. Those of algorithms with another
         rollout buffer, and of ``Dict`` observations, are not changed.
     """
-    if issubclass(algorithm, A2C | PPO | QA2C | QPPO) and hyperparams["policy"] != "MultiInputPolicy":
+    policy = hyperparams["policy"]
+    # RL Zoo has replaced the path of a class by the class
+    policy_class = algorithm.policy_aliases.get(policy, policy)
+    if issubclass(algorithm, A2C | PPO | QA2C | QPPO) and not issubclass(policy_class, MultiInputActorCriticPolicy):
         hyperparams.setdefault("rollout_buffer_class", DeviceRolloutBuffer)
 
 

@@ -18,6 +18,7 @@ from sb3_qac.common.checks import (
     check_integer,
     check_max_grad_norm,
     check_number,
+    check_observation_space,
     check_policy_class,
 )
 from sb3_qac.common.losses import critic_loss
@@ -166,8 +167,15 @@ class PQN(ScheduledOnPolicyAlgorithm):
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-        # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do
+        # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do, and its error for
+        # dict observations names a policy that PQN does not have
         check_action_space(wrapped.action_space)
+        check_observation_space(wrapped.observation_space, dict_policy=False)
+        if isinstance(wrapped.observation_space, spaces.Dict):
+            raise ValueError(
+                f"PQN has no policy for dict observations, but {wrapped.observation_space} was given. Wrap the environment, "
+                "for instance with `gymnasium.wrappers.FlattenObservation`."
+            )
         return wrapped
 
     def _setup_model(self) -> None:

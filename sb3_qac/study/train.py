@@ -19,6 +19,7 @@ from filelock import FileLock
 from stable_baselines3.common.utils import set_random_seed
 
 import sb3_qac
+from sb3_qac.common.checks import check_device
 from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in
 from sb3_qac.resume.state import StateError
@@ -70,6 +71,7 @@ def first_line(error: Exception) -> str:
 
 
 def _train(run: Run) -> None:
+    check_device(run.device)
     register()
     th.set_num_threads(run.n_threads)
     set_random_seed(run.seed)

@@ -112,10 +112,8 @@ def resume_exactly(exp_manager: ModuleType) -> None:
             # A trial has no folder of its own
             self.specified_callbacks = without_checkpoints(self.specified_callbacks)
         elif callback is not None:
-            callback.hyperparams = self.hyperparams_as_read
+            callback.hyperparams, seed = _settings_of(self)
             log_path, env_name = Path(self.log_path), str(self.env_name)
-            # Without a command line, as in a loop of a script, the seed tells one run from another
-            seed = None if hasattr(self.args, "seed") else self.seed
             find = functools.partial(unfinished_run, log_path, env_name, sys.argv, seed=seed)
             run, with_any_hyperparams = find(callback.hyperparams), find()
             if with_any_hyperparams is not None and with_any_hyperparams != run:
@@ -141,6 +139,21 @@ def resume_exactly(exp_manager: ModuleType) -> None:
     manager_class.create_log_folder = create_or_find_log_folder
 
 
+def _settings_of(manager: Any) -> tuple[str | None, int | None]:
+    """
+    :param manager: RL Zoo's manager
+    :return: what tells its run from others of the same command: hyperparameters, as YAML, and the seed; None for any
+    """
+    # A subclass may have read hyperparameters in its own way
+    hyperparams = getattr(manager, "hyperparams_as_read", None)
+    if hasattr(manager.args, "seed"):
+        return hyperparams, None
+    # Without a command line, as in a loop of a script. Earlier runs have no arguments among their hyperparameters
+    arguments = {"trained_agent": manager.trained_agent, "env_kwargs": manager.env_kwargs}
+    given = {name: value for name, value in arguments.items() if value}
+    return (yaml.dump(given) + (hyperparams or "") if given else hyperparams), manager.seed
+
+
 def without_checkpoints(specified: Any) -> list[Any]:
     """
     :param specified: Entry ``callback`` of RL Zoo's hyperparameters: a callback, its name, or a mapping of its name to its
@@ -157,11 +170,14 @@ def without_checkpoints(specified: Any) -> list[Any]:
 
 def _leave(run: Path, env_name: str) -> None:
     """
-    :param run: Folder of an unfinished run of the same command, with other hyperparameters
+    :param run: Folder of an unfinished run of the same command, with other hyperparameters or arguments
     :param env_name: Name of the environment, as RL Zoo writes it
     :raises ValueError: if its run of Weights & Biases is resumed already, which RL Zoo does before it reads hyperparameters
     """
-    reason = f"The hyperparameters are not those of the unfinished run in {run}, which are in {run / env_name / 'config.yml'}."
+    reason = (
+        "The hyperparameters or arguments are not those of the unfinished run in "
+        f"{run}, whose hyperparameters are in {run / env_name / 'config.yml'}."
+    )
     wandb_run = active_wandb_run()
     if wandb_run is not None and wandb_run.id == wandb_run_id(run / "checkpoints"):
         raise ValueError(
