@@ -288,8 +288,8 @@ def test_trainings_stop_at_the_return_and_are_not_repeated(tmp_path, capsys, mon
     assert main([*command, "8"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((tmp_path / "b.json").read_text())
-    assert {name: report[name] for name in ("env_id", "until_return", "steps")} == dict(
-        env_id="CartPole-v1", until_return=8, steps=1500
+    assert {name: report[name] for name in ("env_id", "until_return", "steps", "n_envs", "eval_episodes")} == dict(
+        env_id="CartPole-v1", until_return=8, steps=1500, n_envs=None, eval_episodes=2
     )
     # No episode of CartPole has less than 8 steps, so the first evaluation stops the training
     for measured in report["measurements"]:
@@ -302,6 +302,10 @@ def test_trainings_stop_at_the_return_and_are_not_repeated(tmp_path, capsys, mon
     assert (tmp_path / "b.runs" / "stock" / "qppo_seed-3" / "run.json").is_file()
     with pytest.raises(SystemExit, match=r"other settings in .*`stop_return` is 9\.0, and was 8\.0.*`--output`"):
         main([*command, "9"])
+    with monkeypatch.context() as patch:
+        patch.setattr(th, "__version__", "2.0.0")
+        with pytest.raises(SystemExit, match=r"`torch` is '2.0.0', and was .*seconds cannot be compared\. Choose another"):
+            main([*command, "8"])
     monkeypatch.setattr(th, "get_num_threads", lambda: 77)
     with pytest.raises(
         SystemExit, match=r"`n_threads` is 77, and was \d+ in .*seconds cannot be compared.*set OMP_NUM_THREADS"
@@ -351,12 +355,15 @@ def test_what_was_not_reached_counts_as_infinite():
         {"contender": "C", "reached": True, "steps": 2000, **figures},
     ]
     report = dict(env_id="X", until_return=18.0, steps=4000, eval_freq=500, processor="CPU", cores=2, device="cpu")
+    report.update(n_envs=4, eval_episodes=30)
     text = "\n".join(until_return.tables({**report, "presets": dict.fromkeys("ABC", "RL Zoo's"), "measurements": rows}))
     seconds = " | ".join(f"{x:.1f} ({x:.1f} - not reached)" for x in (30, 10, 40))
     assert f"| A | RL Zoo's | 2 of 3 | 3,000 (1,000 - not reached) | {seconds} |" in text
     assert "| B | RL Zoo's | 1 of 3 | - | - | - | - |" in text
     assert "| C | RL Zoo's | 1 of 1 | 2,000 | 30.0 | 10.0 | 40.0 |" in text
-    assert "X until an evaluation returns 18, at most 4,000 steps" in text
+    assert (
+        "X until an evaluation returns 18, at most 4,000 steps, evaluated every 500 with 30 episodes, 4 environments." in text
+    )
 
 
 def test_the_time_of_evaluations_is_told_from_that_of_training(tmp_path, monkeypatch):

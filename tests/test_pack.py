@@ -227,6 +227,31 @@ def test_runs_are_added_to_those_that_are_packed_already(live, packed, tmp_path)
         assert (output / name).read_bytes() == (packed / name).read_bytes()
 
 
+def test_a_run_that_was_trained_again_has_no_part_of_the_earlier_one(tmp_path):
+    output = tmp_path / "packed"
+    run = write_run(tmp_path / "first", "qa2c", 0, [[0, 2], [10, 12]], algo="qa2c")
+    (run / "diagnosis.json").write_text('[{"steps": 1000}]')
+    write_run(tmp_path / "again", "qa2c", 0, [[0, 2], [10, 13]], algo="qa2c", curves=False)
+    for folder in ("first", "again"):
+        assert main(["pack", str(tmp_path / folder), "--output", str(output), "--add"]) == 0
+    (record,) = load_pack(output)
+    assert record.means.tolist() == [1, 11.5] and not record.diagnosis and not record.curves
+
+
+def test_a_pack_of_a_folder_names_the_runs_that_are_only_packed_there(tmp_path, capsys):
+    study = tmp_path / "study"
+    for seed in (0, 1):
+        write_run(study, "a2c", seed, [[0, 2]], algo="a2c")
+    assert main(["pack", str(study), "--output", str(study)]) == 0
+    shutil.rmtree(study / "a2c_seed-1")
+    capsys.readouterr()
+    assert main(["pack", str(study), "--output", str(tmp_path / "other")]) == 0
+    assert f"pack: packed in {study}, and left out, " in (told := capsys.readouterr().err) and told.endswith(": a2c_seed-1.\n")
+    # Here it is not left out
+    assert main(["pack", str(study), "--output", str(study), "--add"]) == 0
+    assert capsys.readouterr().err == "" and len(load_pack(study)) == 2
+
+
 def test_packed_runs_that_the_study_does_not_have_are_not_dropped(live, packed, tmp_path):
     output, study = shutil.copytree(packed, tmp_path / "cartpole"), tmp_path / "study"
     shutil.copytree(live / "a2c_seed-0", study / "a2c_seed-0")
@@ -460,6 +485,10 @@ def test_the_number_of_points_of_a_curve_can_be_chosen(live, tmp_path):
     assert main(["pack", str(other), "--output", str(tmp_path), "--points", "1", "--add"]) == 0
     added = pd.read_csv(tmp_path / "curves.csv.xz")
     assert added.groupby("run").size().max() == 2 and set(kept["run"]) <= set(added["run"])
+    # Nor is the only copy of curves
+    (other / "Acrobot-v1" / "task1_seed-0" / "curves.csv").unlink()
+    assert main(["pack", str(other), "--output", str(tmp_path), "--points", "1", "--add"]) == 0
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "curves.csv.xz"), added)
     with pytest.raises(SystemExit, match="pack: `points` must be an integer, at least 1, but 0 was given"):
         main(["pack", str(live), "--output", str(tmp_path), "--points", "0"])
 

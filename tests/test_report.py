@@ -792,10 +792,30 @@ def test_the_median_of_curves_does_not_fall_where_a_good_run_stops_at_its_return
 
 def test_a_report_says_how_curves_of_stopped_runs_enter_the_median(tmp_path):
     write_run(tmp_path, "a2c", 0, [[0, 2], [10, 12]], stop_return=20.0)
-    sentence = "From where a run stopped because it reached its return, its last value enters the median."
+    sentence = "From where a run stopped because it reached its return, or failed, its last value enters the median."
     assert sentence not in markdown(tmp_path, load_study(tmp_path), None)
     write_run(tmp_path, "a2c", 1, [[20, 22]], stop_return=20.0)
     assert sentence in markdown(tmp_path, load_study(tmp_path), None)
+
+
+def test_the_median_of_curves_does_not_jump_where_bad_runs_fail(tmp_path, monkeypatch):
+    for seed, returns in enumerate(([0, 0], [0, 0], [500, 500, 500])):
+        run = write_run(tmp_path, "a2c", seed, [[x] for x in returns], finished=seed == 2)
+        rows = "".join(f"{1000 * (i + 1)},{x}\n" for i, x in enumerate(returns))
+        (run / "curves.csv").write_text(f"step,rollout/ep_rew_mean\n{rows}")
+        if seed < 2:
+            (run / "error.txt").write_text("ValueError: diverged")
+    ways = []
+    monkeypatch.setattr("sb3_qac.study.report.median_curve", lambda *args: ways.append(median_curve(*args)) or ways[-1])
+    write_report(tmp_path)
+    assert [way.to_dict() for way in ways] == [{1000: 0.0, 2000: 0.0, 3000: 0.0}]
+    assert "or failed, its last value enters the median" in markdown(tmp_path, load_study(tmp_path), None)
+
+
+def test_unfinished_runs_of_several_environments_are_told_apart(tmp_path):
+    for env_id in ("One-v0", "Two-v0"):
+        write_run(tmp_path / env_id, "a2c", 0, [[1, 2]], env_id=env_id, finished=False)
+    assert "**Unfinished:** One-v0 a2c_seed-0, Two-v0 a2c_seed-0." in markdown(tmp_path, load_study(tmp_path), None)
 
 
 def test_a_report_names_the_packed_runs_that_have_no_folder(study):
@@ -806,7 +826,7 @@ def test_a_report_names_the_packed_runs_that_have_no_folder(study):
     assert text in markdown(study, load_study(study), None)
 
 
-@pytest.mark.parametrize("content", ["3", '{"env_id": 3}', "{}"])
+@pytest.mark.parametrize("content", ["3", '{"env_id": 3}', '{"env_id": "CartPole-v1"}', "{}"])
 def test_the_run_file_of_another_program_is_passed_over(content, study):
     for folder in (study / "other", study / "other" / "below", study / "other" / "below" / "it"):
         folder.mkdir()
@@ -938,6 +958,15 @@ def test_relative_returns_have_no_interval_if_most_seeds_of_the_reference_return
     relative = relative_returns(load_study(tmp_path), "a2c")
     assert relative.means["qppo"] == pytest.approx(4.1) and np.isnan(relative.intervals["qppo"]).all()
     assert "| qppo | 3 | 4.10 | - |" in "\n".join(relative_table(relative))
+
+
+def test_relative_returns_have_no_interval_if_the_reference_may_be_negative(tmp_path):
+    """A resample of -20, 21 and 21 has a negative mean, if it has -20 twice or more, with a probability of 7 in 27."""
+    for group, returns in {"a2c": (-20, 21, 21), "qppo": (20.0, 20.05, 20.1)}.items():
+        for seed, value in enumerate(returns):
+            write_run(tmp_path, group, seed, [[value, value]])
+    relative = relative_returns(load_study(tmp_path), "a2c")
+    assert relative.means["qppo"] == pytest.approx(20.05 / (22 / 3)) and np.isnan(relative.intervals["qppo"]).all()
 
 
 def test_relative_returns_are_those_of_the_same_evaluations_in_all_groups(tmp_path):

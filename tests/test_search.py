@@ -22,7 +22,16 @@ from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import MinAtarCNN
 from sb3_qac.study import search as module
 from sb3_qac.study.manager import StudyManager
-from sb3_qac.study.search import best_as_yaml, best_of, load_search, run_search, search_file, standings, trials_of
+from sb3_qac.study.search import (
+    best_as_yaml,
+    best_of,
+    load_search,
+    run_search,
+    search_file,
+    standings,
+    started_trials,
+    trials_of,
+)
 
 # Two tasks, of which the fake trainings below make nothing
 CONTENT = {
@@ -229,6 +238,34 @@ def test_a_candidate_with_a_failed_run_has_no_score(tmp_path, monkeypatch):
     assert len(failed) == 2 * len(numbers) and all("/a2c/" in path for path in failed)
     best = best_of(trials_of(search, "a2c", 1, tmp_path))
     assert sorted(trial.candidate.number for trial in best) == [number for number in range(5) if number not in numbers]
+
+
+def test_a_retried_candidate_that_comes_too_late_does_not_make_a_round_larger(tmp_path, monkeypatch):
+    search = make_search(tmp_path)
+
+    def second_round():
+        return [trial.candidate.number for trial in started_trials(search, ["a2c"], tmp_path) if trial.round == 2]
+
+    largest = max(candidate.hyperparams.get("gamma", 0.0) for candidate in search.candidates("a2c"))
+    monkeypatch.setattr(module, "run_study", FakeTraining(fails=[largest]))
+    assert run_search(search, ["a2c"], tmp_path)
+    before = second_round()
+    monkeypatch.setattr(module, "run_study", FakeTraining())
+    assert run_search(search, ["a2c"], tmp_path) == {}
+    assert second_round() == before and len(before) == search.rounds[1].candidates
+    # It has a score now, better than theirs
+    assert best_of(trials_of(search, "a2c", 1, tmp_path))[0].candidate.number not in before
+
+
+def test_a_finished_run_of_another_preset_is_refused(tmp_path, monkeypatch):
+    search = make_search(tmp_path)
+    monkeypatch.setattr(module, "run_study", FakeTraining())
+    assert run_search(search, ["a2c"], tmp_path) == {}
+    run = trials_of(search, "a2c", 1, tmp_path)[1].runs[0]
+    (config := Path(run.folder, run.env_id)).mkdir()
+    (config / "config.yml").write_text("!!python/object/apply:collections.OrderedDict\n- - - learning_rate\n    - 0.123\n")
+    with pytest.raises(ValueError, match=r"is a finished run with other hyperparameters: .*`learning_rate` is .*0\.123"):
+        run_search(search, ["a2c"], tmp_path)
 
 
 def test_the_best_of_an_earlier_round_is_printed_if_all_of_the_last_failed():
@@ -574,6 +611,8 @@ def changed(algorithm=None, **content):
         ({**CONTENT, "algorithms": {"search": CONTENT["algorithms"]["a2c"]}}, "another name than 'search'"),
         (changed(references={"CartPole-v1": 0}), "reference return of CartPole-v1 is 0"),
         (changed(references={"Pogn-v4": 1}), "Pogn"),
+        (changed(references={1: 2}), "the names in `references` must be text, but 1 was given"),
+        ({**CONTENT, "algorithms": {1: {"space": {}}}}, "the names in `algorithms` must be text, but 1 was given"),
         (changed(references={"classic": 100}), "classic is the name of a study. Name its own: CartPole-v1, Acrobot-v1"),
         (changed(rounds=[{"candidates": 2, "seeds": [0], "steps": 100}]), "`steps` must be an integer, at least 200, but 100"),
         (changed(rounds=[{"candidates": 2, "seeds": [-1], "steps": 200}]), "`seeds`.*-1"),

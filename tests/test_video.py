@@ -1,8 +1,12 @@
 """Videos of whole games."""
 
+import contextlib
+import dataclasses
 import json
+import weakref
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import Mock
 
 import gymnasium as gym
 import imageio.v2 as imageio
@@ -40,6 +44,27 @@ def test_a_video_shows_whole_games(tmp_path, capsys):
     # It would show other games than the new videos
     assert main([*command, "--games", "1"]) == 0
     assert not Path(run.folder, "videos", "sampled.gif").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_video_without_a_gif_keeps_no_images_in_memory(tmp_path, monkeypatch):
+    images, n_kept = [], []
+
+    def play(*args):
+        for _ in range(20):
+            images.append(weakref.ref(image := np.zeros((32, 32, 3), dtype=np.uint8)))
+            yield image
+            del image
+            n_kept.append(sum(kept() is not None for kept in images))
+
+    monkeypatch.setattr("sb3_qac.study.video.play", play)
+    monkeypatch.setattr("sb3_qac.study.video.player_env", lambda *args, **kwargs: contextlib.nullcontext((Mock(), None)))
+    (run,) = make_grid("cartpole", ["task1"], [0], tmp_path)
+    Path(run.folder).mkdir()
+    Path(run.folder, "run.json").write_text(json.dumps(dataclasses.asdict(run)))
+    record_videos(Path(run.folder), tmp_path / "videos", n_games=1)
+    # The one that is written
+    assert max(n_kept) <= 1 and len(images) == 40
 
 
 class FiveSteps(gym.Env):

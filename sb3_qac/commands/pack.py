@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         parts = load_everything(args.folder)
         output = args.output or Path("results", args.folder.resolve().name)
         check_environments(parts, output)
+        if args.folder.resolve() != output.resolve():
+            name_left_out(args.folder, parts)
         keep_lost(parts, output)
         kept = []
         if args.add:
@@ -53,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
             for packed in (record for records in parts.values() for record in records):
                 record = ours.get(packed.path)
                 if record is not None and record.status is packed.status:
+                    if packed.curves and not record.curves:
+                        # They come from the pack, which may have more rows of them than `--points`
+                        kept.append(packed.path)
                     continue
                 kept.append(packed.path)
                 if record is not None:
@@ -66,3 +71,19 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         sys.exit(f"pack: {error}")
     return 0
+
+
+def name_left_out(folder: Path, parts: dict[str, list[Any]]) -> None:
+    """
+    Name the runs that are only packed in a folder that has folders of other runs too.
+
+    :param folder: Folder of a study
+    :param parts: Records that are read from it, by part of the study
+    """
+    from sb3_qac.study.pack import packed_runs
+
+    loaded = {record.path for records in parts.values() for record in records}
+    left_out = [path for path in packed_runs(folder)["run"] if path not in loaded]
+    if left_out:
+        reason = "left out, because there are folders of other runs. Pack those into it with `--add` first"
+        print(f"pack: packed in {folder}, and {reason}: {', '.join(left_out)}.", file=sys.stderr)

@@ -47,13 +47,14 @@ PUBLISHED = {
 # The comparisons that a report makes, with the sentence that introduces each
 COMPARISONS = {
     ("all-action", "a2c"): "",
-    ("all-action-baseline", "all-action"): " Both have the same expected gradient. Their curves differ through rounding only, "
-    "which training amplifies.",
+    ("all-action-baseline", "all-action"): " Both have the same expected gradient. With the same seeds and settings their "
+    "curves differ through rounding only, which training amplifies.",
     ("beta-loo", "all-action"): " beta-loo corrects the critic's error on the action taken.",
     ("beta-loo", "a2c"): "",
     ("qa2c", "a2c"): "",
     ("qa2c", "ppo"): "",
-    ("qppo", "qppo-sampled"): " The two differ in the policy's gradient only: from all actions, or from the one taken.",
+    ("qppo", "qppo-sampled"): " With the same settings the two differ in the policy's gradient only: from all actions, or "
+    "from the one taken.",
     ("qppo", "ppo"): "",
     ("qppo", "a2c"): "",
     ("qppo", "all-action"): "",

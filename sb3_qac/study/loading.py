@@ -218,7 +218,7 @@ def _is_run(path: Path) -> bool:
     if path.parent.name == "checkpoints":
         return False
     settings: Any = read_json(path)
-    return isinstance(settings, dict) and isinstance(settings.get("env_id"), str)
+    return isinstance(settings, dict) and all(isinstance(settings.get(name), str) for name in ("name", "group", "env_id"))
 
 
 def load_everything(folder: Path) -> dict[str, list[Record]]:

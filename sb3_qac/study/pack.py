@@ -420,8 +420,12 @@ def _with_parts_of(record: Record, packed: Record) -> Record:
     """
     :param record: Record that replaces that of a packed run
     :param packed: The packed run
-    :return: the record, with the parts that it lacks and that are those of the same run
+    :return: the record, with the parts that it lacks, unless it is of another training than the packed run
     """
+    n = len(packed.timesteps)
+    begins = (record.timesteps[:n], record.returns[:n]), (packed.timesteps, packed.returns)
+    if not all(map(np.array_equal, *begins)):
+        return record
     record = record if record.diagnosis else replace(record, diagnosis=packed.diagnosis)
     if not record.curves and record.status.get("steps") == packed.status["steps"]:
         record = replace(record, curves=packed.curves, figures={**packed.figures, **record.figures})

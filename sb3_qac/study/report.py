@@ -45,7 +45,7 @@ STOPPED_LINES = (
     "enters the mean. Such runs are compared by the steps to that return: their last evaluation was selected for its return."
 )
 CURVE_LINES = "Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds."
-STOPPED_CURVES = " From where a run stopped because it reached its return, its last value enters the median."
+STOPPED_CURVES = " From where a run stopped because it reached its return, or failed, its last value enters the median."
 STOPPED = (
     " Runs that stopped when they reached their return are compared by the steps to it: their last evaluation was selected "
     "for its return."
@@ -185,7 +185,7 @@ def _draw_curve(panel: Any, tag: str, groups: Groups) -> None:
         for curve in curves:
             panel.plot(curve.index, curve, **style, linewidth=0.7, alpha=0.3)
         if curves:
-            middle = median_curve(curves, [record.stopped for record in records])
+            middle = median_curve(curves, [record.stopped or record.failed for record in records])
             panel.plot(middle.index, middle, **style, linewidth=1.5, label=group)
     panel.set_visible(panel.has_data())
     if tag == "train/explained_variance":
@@ -245,8 +245,8 @@ def has_curves(envs: dict[str, Groups]) -> bool:
 def median_curve(curves: Sequence[pd.Series], stopped: Sequence[bool]) -> pd.Series:
     """
     :param curves: The same row of the log of several runs, indexed by steps that may differ
-    :param stopped: Whether each run stopped because it reached its return. Then its last value counts at later steps too:
-        without it, the median would be over the runs that learn more slowly.
+    :param stopped: Whether each run stopped because it reached its return, or failed. Then its last value counts at later
+        steps too: without it, the median would be over the runs that learn more slowly, or that did not fail.
     :return: their median at all steps; each curve is interpolated between its own steps
     """
     # A resumed log may have two rows of one step
@@ -346,7 +346,7 @@ def markdown(
     lines = [
         f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",
         "",
-        *_unfinished(records),
+        *_unfinished(envs),
         *(line for warning in warnings_of(envs) for line in (warning, "")),
         images["evaluations"],
         "",
@@ -369,11 +369,11 @@ def markdown(
     if has_curves(envs):
         lines += ["## In training", "", images["curves"], ""]
     if has_curves(envs) and "curves" not in (omitted or {}):
-        lines += [CURVE_LINES + (STOPPED_CURVES if any(record.stopped for record in records) else ""), ""]
+        lines += [CURVE_LINES + (STOPPED_CURVES if any(record.stopped or record.failed for record in records) else ""), ""]
     lines += [
         "## All runs",
         "",
-        " ".join(filter(None, (_completeness(folder), _wandb(folder, records)))),
+        " ".join(filter(None, (_completeness(folder), _wandb(folder, records, envs)))),
         "",
         _provenance(records),
     ]
@@ -397,12 +397,18 @@ def _evaluated_from(records: list[Record]) -> str:
     )
 
 
-def _unfinished(records: list[Record]) -> list[str]:
+def _name(record: Record, envs: dict[str, Groups]) -> str:
+    """:return: its name, with that of its environment if there are several"""
+    return record.name if len(envs) == 1 else f"{record.settings['env_id']} {record.name}"
+
+
+def _unfinished(envs: dict[str, Groups]) -> list[str]:
+    records = [record for groups in envs.values() for of_group in groups.values() for record in of_group]
     unfinished = [record for record in records if not record.finished]
     if not unfinished:
         return []
     named = ", ".join(
-        record.name if record.state == "unfinished" else f"{record.name} ({record.state})" for record in unfinished
+        _name(record, envs) + ("" if record.state == "unfinished" else f" ({record.state})") for record in unfinished
     )
     n_failed = sum(record.failed for record in unfinished)
     if len(unfinished) > 10:
@@ -503,8 +509,9 @@ def _completeness(folder: Path) -> str:
     return f"{text} Other studies in its folder are not: {others}." if others else text
 
 
-def _wandb(folder: Path, records: list[Record]) -> str:
-    urls = [f"[{record.name}]({record.settings['wandb_url']})" for record in records if record.settings.get("wandb_url")]
+def _wandb(folder: Path, records: list[Record], envs: dict[str, Groups]) -> str:
+    with_url = [record for record in records if record.settings.get("wandb_url")]
+    urls = [f"[{_name(record, envs)}]({record.settings['wandb_url']})" for record in with_url]
     if urls:
         return f"In Weights & Biases: {', '.join(urls)}."
     runs = sorted({os.path.relpath(path.parent, folder) for path in folder.glob("**/wandb/offline-run-*")})

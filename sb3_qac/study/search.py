@@ -22,7 +22,7 @@ from rl_zoo3.utils import ALGOS
 from sb3_qac.common.checks import check_integer, check_number, check_seed
 from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.study.catalogue import STUDIES, TASKS
-from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, make_grid, run_study
+from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, check_hyperparams, make_grid, run_study
 from sb3_qac.study.loading import load_evaluations
 from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.study.statistics import standard_error
@@ -194,6 +194,9 @@ def load_search(path: Path) -> Search:
             if not isinstance(content[name], kind):
                 what = "a list" if kind is list else "a mapping of names"
                 raise TypeError(f"`{name}` must be {what}, but {content[name]!r} was given.")
+            for entry in content[name]:
+                if kind is dict and not isinstance(entry, str):
+                    raise TypeError(f"the names in `{name}` must be text, but {entry!r} was given.")
         rounds = [_part(Round, entries) for entries in content["rounds"]]
         algorithms = {name: _part(Algorithm, {"algo": name, **entries}) for name, entries in content["algorithms"].items()}
         search = _part(Search, {**content, "rounds": rounds, "algorithms": algorithms})
@@ -440,6 +443,8 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
     for trial in started_trials(search, search.algorithms, folder):
         for run in trial.runs:
             check_same_run(run)
+        # Also of those that are finished, because the candidates of a search are compared on one preset
+        check_hyperparams(trial.runs)
     check_same_candidates(search, folder)
     make_folder(folder)
     # Before the first run, because the folders of the runs have only the numbers of the candidates
@@ -451,7 +456,9 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
             trials = trials_of(search, name, number, folder, **settings)
             if number > 1:
                 best = best_of(trials_of(search, name, number - 1, folder, **settings))
-                trials = [trials[trial.candidate.number] for trial in best[: search.rounds[number - 1].candidates]]
+                # Those that have begun first: a run that failed before, and is trained now, may have changed who is the best
+                trials = sorted((trials[trial.candidate.number] for trial in best), key=lambda trial: not any(trial.rows))
+                trials = trials[: search.rounds[number - 1].candidates]
             runs += [run for trial in trials for run in trial.pending]
         try:
             failed |= run_study(runs, jobs)

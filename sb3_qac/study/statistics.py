@@ -300,7 +300,7 @@ def _relative_interval(returns: np.ndarray, reference: np.ndarray | None = None)
 
     # rliable would resample each evaluation by itself, so it resamples the seeds' numbers, shape (n_seeds, n_envs)
     seeds = tuple(np.tile(np.arange(len(x))[:, None], x.shape[1]) for x in groups)
-    # A resample may have only seeds of the reference that returned nothing
+    # A resample of the reference may have a mean of 0 or less
     with np.errstate(divide="ignore", invalid="ignore"):
         return bootstrap({"": seeds}, means_of, N_BOOTSTRAP_OF_RANKS)[1][""]
 
@@ -314,6 +314,7 @@ def _relative_means(returns: np.ndarray, reference: np.ndarray | None = None) ->
     """
     from rliable import metrics
 
-    scales = (returns if reference is None else reference)[..., -1].mean(axis=0)
+    # Returns have no ratio to a reference that returns nothing or less: infinite
+    scales = np.maximum((returns if reference is None else reference)[..., -1].mean(axis=0), 0)
     relative = returns / scales[:, None]
     return np.array([metrics.aggregate_iqm(relative[..., i]) for i in range(relative.shape[-1])])

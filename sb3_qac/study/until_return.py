@@ -12,6 +12,7 @@ from sb3_qac.common.files import read_json
 from sb3_qac.study.benchmark import Contender, machine_of, presets_of
 from sb3_qac.study.grid import run_study
 from sb3_qac.study.run import Run
+from sb3_qac.study.train import provenance
 
 
 def run_until_return(
@@ -38,7 +39,8 @@ def run_until_return(
     :param n_envs: Number of environments; None for that of the preset
     :param settings: Further settings of ``Run``
     :return: the machine, the settings, and the ``measurements``: one row for each training
-    :raises ValueError: if a number is too small, a training failed, or one was begun with other threads or on another device
+    :raises ValueError: if a number is too small, a training failed, or one was begun with other threads, on another device or
+        machine, or with another PyTorch
     """
     check_number("steps", n_timesteps, minimum=1)
     if eval_freq is not None and eval_freq > n_timesteps:
@@ -64,16 +66,34 @@ def run_until_return(
     if failed:
         raise ValueError("; ".join(f"{run} failed: {reason}" for run, reason in failed.items()))
     rows = [{"contender": name, "seed": seed, **measured(run)} for (name, seed), run in runs.items()]
-    asked = {"env_id": env_id, "until_return": goal, "steps": n_timesteps, "eval_freq": settings["eval_freq"]}
+    asked = {
+        "env_id": env_id,
+        "until_return": goal,
+        "steps": n_timesteps,
+        "n_envs": n_envs,
+        "eval_freq": settings["eval_freq"],
+        "eval_episodes": next(iter(runs.values())).n_eval_episodes,
+    }
     return {**asked, **machine_of(settings.get("device", "auto")), **presets_of(env_id, contenders), "measurements": rows}
 
 
 def check_same_speed(run: Run) -> None:
     """
     :param run: A run
-    :raises ValueError: if its folder has one with other threads or on another device, whose seconds cannot be compared
+    :raises ValueError: if its folder has one with other threads, on another device or machine, or with another PyTorch. Their
+        seconds cannot be compared
     """
     kept = read_json(Path(run.folder, "run.json"))
+    here = provenance()
+    for name, there, now in (
+        ("machine", kept.get("machine"), here["machine"]),
+        ("torch", kept.get("versions", {}).get("torch"), here["versions"]["torch"]),
+    ):
+        if there not in (None, now):
+            raise ValueError(
+                f"`{name}` is {now!r}, and was {there!r} in {run.folder}, so the seconds cannot be compared. Choose another "
+                "`--output`."
+            )
     for name, how in {"n_threads": "set OMP_NUM_THREADS", "device": "give `--device`"}.items():
         if kept and kept[name] != getattr(run, name):
             raise ValueError(
@@ -106,9 +126,12 @@ def tables(report: dict[str, Any]) -> Iterator[str]:
     :param report: Result of ``run_until_return``
     :return: lines of a Markdown table
     """
+    environments = "" if report["n_envs"] is None else f", {report['n_envs']} environments"
     yield (
-        "{env_id} until an evaluation returns {until_return:g}, at most {steps:,} steps, evaluated every {eval_freq:,}. "
-        "{processor}, {cores} threads, {device}.\n".format(**report)
+        "{env_id} until an evaluation returns {until_return:g}, at most {steps:,} steps, evaluated every {eval_freq:,} "
+        "with {eval_episodes} episodes{environments}. {processor}, {cores} threads, {device}.\n".format(
+            **report, environments=environments
+        )
     )
     yield "| contender | settings | reached | steps: median (min - max) | seconds of training | of evaluations | of both |"
     yield "|---|---|---|---|---|---|---|"

@@ -50,9 +50,9 @@ def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, g
             with imageio.get_writer(videos / f"{name}.mp4", fps=fps, macro_block_size=1) as writer:
                 for image in play(model, env, n_games, deterministic, returns.setdefault(name, [])):
                     writer.append_data(image)  # type: ignore[attr-defined]
-                    if len(beginning) < 2 * GIF_FRAMES:
+                    if gif and not deterministic and len(beginning) < 2 * GIF_FRAMES:
                         beginning.append(image)
-            if gif and not deterministic:
+            if beginning:
                 # Half as many images, and half the size unless they are as small as Atari's
                 stride = 2 if beginning[0].shape[1] > 300 else 1
                 images = [image[::stride, ::stride] for image in beginning[::2]]
