@@ -19,9 +19,10 @@ from sb3_qac import QA2C, QPPO
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN
-from sb3_qac.qa2c.policies import MultiInputActorCriticQPolicy
+from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, MultiInputActorCriticQPolicy
 from sb3_qac.study.catalogue import ABLATION, STUDIES, TASKS, study_of
 from sb3_qac.study.manager import StudyManager, use_device_buffer, use_lean_cnn
+from sb3_qac.study.pqn import PQN
 from sb3_qac.study.run import Run
 from sb3_qac.zoo import register
 
@@ -258,6 +259,15 @@ def test_a_study_leaves_a_policy_alone_whose_default_is_another_network(policy):
     assert hyperparams == dict(policy=policy, policy_kwargs=dict(net_arch=[64]))
     with pytest.raises(ValueError, match="`dtype` is 'bfloat16', but the hyperparameters have a network of their own"):
         use_lean_cnn(A2C, hyperparams, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy"), [(A2C, ActorCriticCnnPolicy), (QA2C, ActorCriticQCnnPolicy), (PQN, "CnnPolicy")]
+)
+def test_a_study_computes_a_policy_class_faster_whose_default_is_nature_cnn(algorithm, policy):
+    hyperparams = dict(policy=policy)
+    use_lean_cnn(algorithm, hyperparams, "bfloat16")
+    assert hyperparams["policy_kwargs"]["features_extractor_class"] is LeanNatureCNN
 
 
 def test_a_study_does_not_replace_the_precision_that_the_hyperparameters_name():

@@ -238,12 +238,26 @@ def test_a_run_that_was_trained_again_has_no_part_of_the_earlier_one(tmp_path):
     assert record.means.tolist() == [1, 11.5] and not record.diagnosis and not record.curves
 
 
+def test_a_diagnosis_from_before_the_first_evaluation_is_kept(tmp_path):
+    run = write_run(tmp_path / "first", "qa2c", 0, [], algo="qa2c", finished=False)
+    (run / "diagnosis.json").write_text('[{"steps": 1000}]')
+    write_run(tmp_path / "later", "qa2c", 0, [[0, 2], [10, 12]], algo="qa2c")
+    for folder in ("first", "later"):
+        assert main(["pack", str(tmp_path / folder), "--output", str(tmp_path / "packed"), "--add"]) == 0
+    (record,) = load_pack(tmp_path / "packed")
+    assert record.diagnosis == [{"steps": 1000}] and len(record.means) == 2
+
+
 def test_a_pack_of_a_folder_names_the_runs_that_are_only_packed_there(tmp_path, capsys):
     study = tmp_path / "study"
     for seed in (0, 1):
         write_run(study, "a2c", seed, [[0, 2]], algo="a2c")
     assert main(["pack", str(study), "--output", str(study)]) == 0
     shutil.rmtree(study / "a2c_seed-1")
+    # Of another program
+    shutil.copytree(study / "a2c_seed-0", tmp_path / "theirs" / "a2c_seed-0")
+    (tmp_path / "theirs" / "runs.csv").write_text("a,b\n1,2\n")
+    assert main(["pack", str(tmp_path / "theirs"), "--output", str(tmp_path / "mine")]) == 0
     capsys.readouterr()
     assert main(["pack", str(study), "--output", str(tmp_path / "other")]) == 0
     assert f"pack: packed in {study}, and left out, " in (told := capsys.readouterr().err) and told.endswith(": a2c_seed-1.\n")

@@ -29,7 +29,6 @@ from sb3_qac.study.search import (
     run_search,
     search_file,
     standings,
-    started_trials,
     trials_of,
 )
 
@@ -238,23 +237,6 @@ def test_a_candidate_with_a_failed_run_has_no_score(tmp_path, monkeypatch):
     assert len(failed) == 2 * len(numbers) and all("/a2c/" in path for path in failed)
     best = best_of(trials_of(search, "a2c", 1, tmp_path))
     assert sorted(trial.candidate.number for trial in best) == [number for number in range(5) if number not in numbers]
-
-
-def test_a_retried_candidate_that_comes_too_late_does_not_make_a_round_larger(tmp_path, monkeypatch):
-    search = make_search(tmp_path)
-
-    def second_round():
-        return [trial.candidate.number for trial in started_trials(search, ["a2c"], tmp_path) if trial.round == 2]
-
-    largest = max(candidate.hyperparams.get("gamma", 0.0) for candidate in search.candidates("a2c"))
-    monkeypatch.setattr(module, "run_study", FakeTraining(fails=[largest]))
-    assert run_search(search, ["a2c"], tmp_path)
-    before = second_round()
-    monkeypatch.setattr(module, "run_study", FakeTraining())
-    assert run_search(search, ["a2c"], tmp_path) == {}
-    assert second_round() == before and len(before) == search.rounds[1].candidates
-    # It has a score now, better than theirs
-    assert best_of(trials_of(search, "a2c", 1, tmp_path))[0].candidate.number not in before
 
 
 def test_a_finished_run_of_another_preset_is_refused(tmp_path, monkeypatch):

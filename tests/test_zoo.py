@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import types
@@ -361,12 +362,12 @@ def run_from_script(manager_class=ExperimentManager, **arguments):
     return Path(manager.save_path).name
 
 
-def test_the_arguments_tell_the_runs_of_a_script_apart(tmp_path, monkeypatch):
+def test_the_trained_agent_tells_the_runs_of_a_script_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plain = dict(hyperparams=dict(callback="sb3_qac.resume.ExactCheckpointCallback"))
-    QA2C("MlpPolicy", "FrozenLake-v1", policy_kwargs=dict(optimizer_class=th.optim.RMSprop)).save("agent.zip")
-    others = [dict(env_kwargs=dict(is_slippery=False)), dict(trained_agent="agent.zip")]
-    folders = [run_from_script(**plain, **arguments) for arguments in 2 * [{}, *others]]
+    hyperparams = dict(callback="sb3_qac.resume.ExactCheckpointCallback")
+    QA2C("MlpPolicy", "FrozenLake-v1", policy_kwargs=dict(optimizer_class=th.optim.RMSprop)).save("one.zip")
+    shutil.copy("one.zip", "two.zip")
+    folders = [run_from_script(hyperparams=hyperparams, trained_agent=agent) for agent in 2 * ["", "one.zip", "two.zip"]]
     assert folders == 2 * ["FrozenLake-v1_1", "FrozenLake-v1_2", "FrozenLake-v1_3"]
 
 

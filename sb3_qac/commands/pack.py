@@ -1,6 +1,7 @@
 """``python -m sb3_qac pack``: a study as a few small files."""
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,10 @@ def name_left_out(folder: Path, parts: dict[str, list[Any]]) -> None:
     from sb3_qac.study.pack import packed_runs
 
     loaded = {record.path for records in parts.values() for record in records}
-    left_out = [path for path in packed_runs(folder)["run"] if path not in loaded]
+    left_out = []
+    # A damaged one, or a table of another program, is not a packed study
+    with contextlib.suppress(ValueError):
+        left_out = [path for path in packed_runs(folder)["run"] if path not in loaded]
     if left_out:
         reason = "left out, because there are folders of other runs. Pack those into it with `--add` first"
         print(f"pack: packed in {folder}, and {reason}: {', '.join(left_out)}.", file=sys.stderr)

@@ -18,10 +18,12 @@ def skip_next_row(logger: Logger) -> None:
 
     :param logger: Logger of a training
     """
+    # Those that the user has set on the logger itself
+    before = {name: vars(logger)[name] for name in ("record", "dump") if name in vars(logger)}
 
     def dump(step: int = 0) -> None:
-        # Its class's methods again
         del logger.record, logger.dump
+        vars(logger).update(before)
 
     # On this one logger, because its class may be the user's
     logger.record = lambda *args, **kwargs: None  # type: ignore[method-assign]

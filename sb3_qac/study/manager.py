@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import io
 import tempfile
 from argparse import Namespace
@@ -168,8 +169,13 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     :raises ValueError: if the arguments have another network or another precision, and ``dtype`` would have no effect
     """
     policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
-    # The default of SB3's policies for images, not of "MlpPolicy" and of a policy class of the user's
-    default = NatureCNN if hyperparams["policy"] in ("CnnPolicy", "CnnLstmPolicy") else None
+    policy = hyperparams["policy"]
+    if policy in ("CnnPolicy", "CnnLstmPolicy"):
+        default = NatureCNN
+    else:
+        # "MlpPolicy" and a class of the user's may have another. RL Zoo has replaced the path of a class by the class
+        parameter = inspect.signature(algorithm.policy_aliases.get(policy, policy)).parameters.get("features_extractor_class")
+        default = None if parameter is None else parameter.default
     if policy_kwargs.get("features_extractor_class", default) not in (NatureCNN, LeanNatureCNN):
         if dtype != "float32":
             raise ValueError(
@@ -180,7 +186,9 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     extractor_kwargs = {"dtype": dtype, **(policy_kwargs.get("features_extractor_kwargs") or {})}
     if extractor_kwargs["dtype"] != dtype:
         given = extractor_kwargs["dtype"]
-        raise ValueError(f"`dtype` is {dtype!r}, but the hyperparameters have {given!r}. Give `--dtype {given}`.")
+        raise ValueError(
+            f"`dtype` is {dtype!r}, but the hyperparameters have {given!r}. Give `--dtype {given}`, or remove theirs."
+        )
     policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
     hyperparams["policy_kwargs"] = policy_kwargs
     if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:
@@ -197,7 +205,8 @@ def use_device_buffer(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any
     policy = hyperparams["policy"]
     # RL Zoo has replaced the path of a class by the class
     policy_class = algorithm.policy_aliases.get(policy, policy)
-    if issubclass(algorithm, A2C | PPO | QA2C | QPPO) and not issubclass(policy_class, MultiInputActorCriticPolicy):
+    for_dict = isinstance(policy_class, type) and issubclass(policy_class, MultiInputActorCriticPolicy)
+    if issubclass(algorithm, A2C | PPO | QA2C | QPPO) and not for_dict:
         hyperparams.setdefault("rollout_buffer_class", DeviceRolloutBuffer)
 
 

@@ -424,7 +424,8 @@ def _with_parts_of(record: Record, packed: Record) -> Record:
     """
     n = len(packed.timesteps)
     begins = (record.timesteps[:n], record.returns[:n]), (packed.timesteps, packed.returns)
-    if not all(map(np.array_equal, *begins)):
+    # One that was packed before its first evaluation has no episodes to compare
+    if n and not all(map(np.array_equal, *begins)):
         return record
     record = record if record.diagnosis else replace(record, diagnosis=packed.diagnosis)
     if not record.curves and record.status.get("steps") == packed.status["steps"]:

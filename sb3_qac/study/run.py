@@ -127,9 +127,9 @@ def read_run(folder: Path) -> Run:
     :return: its settings
     :raises ValueError: if there is no run, or its file with hyperparameters is missing
     """
-    settings = read_json(folder / "run.json")
+    settings: Any = read_json(folder / "run.json")
     # Other programs have files of this name too
-    if not {"name", "group", "algo", "env_id", "seed"} <= settings.keys():
+    if not isinstance(settings, dict) or not {"name", "group", "algo", "env_id", "seed"} <= settings.keys():
         runs = ", ".join(sorted(path.parent.name for path in folder.glob("*/run.json")))
         raise ValueError(
             f"There is no run of a study in {folder}." + (f" It is a study; its runs are {runs}." if runs else "")

@@ -456,9 +456,7 @@ def run_search(search: Search, names: Sequence[str], folder: Path, jobs: int = 1
             trials = trials_of(search, name, number, folder, **settings)
             if number > 1:
                 best = best_of(trials_of(search, name, number - 1, folder, **settings))
-                # Those that have begun first: a run that failed before, and is trained now, may have changed who is the best
-                trials = sorted((trials[trial.candidate.number] for trial in best), key=lambda trial: not any(trial.rows))
-                trials = trials[: search.rounds[number - 1].candidates]
+                trials = [trials[trial.candidate.number] for trial in best[: search.rounds[number - 1].candidates]]
             runs += [run for trial in trials for run in trial.pending]
         try:
             failed |= run_study(runs, jobs)

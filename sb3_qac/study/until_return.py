@@ -7,7 +7,7 @@ from typing import Any
 
 import torch as th
 
-from sb3_qac.common.checks import check_number
+from sb3_qac.common.checks import check_device, check_number
 from sb3_qac.common.files import read_json
 from sb3_qac.study.benchmark import Contender, machine_of, presets_of
 from sb3_qac.study.grid import run_study
@@ -42,6 +42,7 @@ def run_until_return(
     :raises ValueError: if a number is too small, a training failed, or one was begun with other threads, on another device or
         machine, or with another PyTorch
     """
+    check_device(settings.get("device", "auto"))
     check_number("steps", n_timesteps, minimum=1)
     if eval_freq is not None and eval_freq > n_timesteps:
         raise ValueError(f"`eval_freq` ({eval_freq}) must be at most `steps` ({n_timesteps}), or there is no evaluation.")

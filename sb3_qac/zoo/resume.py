@@ -148,10 +148,10 @@ def _settings_of(manager: Any) -> tuple[str | None, int | None]:
     hyperparams = getattr(manager, "hyperparams_as_read", None)
     if hasattr(manager.args, "seed"):
         return hyperparams, None
-    # Without a command line, as in a loop of a script. Earlier runs have no arguments among their hyperparameters
-    arguments = {"trained_agent": manager.trained_agent, "env_kwargs": manager.env_kwargs}
-    given = {name: value for name, value in arguments.items() if value}
-    return (yaml.dump(given) + (hyperparams or "") if given else hyperparams), manager.seed
+    # Without a command line, as in a loop of a script
+    if manager.trained_agent:
+        hyperparams = yaml.dump({"trained_agent": manager.trained_agent}) + (hyperparams or "")
+    return hyperparams, manager.seed
 
 
 def without_checkpoints(specified: Any) -> list[Any]:
