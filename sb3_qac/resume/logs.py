@@ -19,7 +19,7 @@ def skip_next_row(logger: Logger) -> None:
     :param logger: Logger of a training
     """
     # Those that the user has set on the logger itself
-    before = {name: vars(logger)[name] for name in ("record", "dump") if name in vars(logger)}
+    before: dict[str, Any] = {name: vars(logger)[name] for name in ("record", "dump") if name in vars(logger)}
 
     def dump(step: int = 0) -> None:
         del logger.record, logger.dump

@@ -20,7 +20,7 @@ from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import ActorCriticCnnPolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, BasePolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
@@ -169,13 +169,7 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     :raises ValueError: if the arguments have another network or another precision, and ``dtype`` would have no effect
     """
     policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
-    policy = hyperparams["policy"]
-    if policy in ("CnnPolicy", "CnnLstmPolicy"):
-        default = NatureCNN
-    else:
-        # "MlpPolicy" and a class of the user's may have another. RL Zoo has replaced the path of a class by the class
-        parameter = inspect.signature(algorithm.policy_aliases.get(policy, policy)).parameters.get("features_extractor_class")
-        default = None if parameter is None else parameter.default
+    default = _default_extractor(algorithm, hyperparams["policy"])
     if policy_kwargs.get("features_extractor_class", default) not in (NatureCNN, LeanNatureCNN):
         if dtype != "float32":
             raise ValueError(
@@ -194,6 +188,21 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:
         # The same policy, without SB3's conversion of images to floats
         hyperparams["policy"] = PixelActorCriticCnnPolicy
+
+
+def _default_extractor(algorithm: type[BaseAlgorithm], policy: str | type[BasePolicy]) -> Any:
+    """
+    :param algorithm: Algorithm
+    :param policy: Name of a policy of the algorithm, or a class of the user's
+    :return: the features extractor that the policy has by default; None if that is not known
+    """
+    if policy in ("CnnPolicy", "CnnLstmPolicy"):
+        return NatureCNN
+    policy_class = algorithm.policy_aliases.get(policy, policy)  # type: ignore[arg-type]
+    # A name that the algorithm does not have is refused by SB3
+    parameters = {} if isinstance(policy_class, str) else inspect.signature(policy_class).parameters
+    extractor = parameters.get("features_extractor_class")
+    return None if extractor is None else extractor.default
 
 
 def use_device_buffer(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) -> None:
