@@ -163,7 +163,7 @@ def test_an_agent_of_minatar_is_not_played_without_the_package(command, run, tmp
 def test_the_name_of_a_run_in_reports_leads_to_its_folder(command, tmp_path):
     for name in ("task1_seed-0", "qppo_seed-0", "task1_seed-100"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(json.dumps({"env_id": "CartPole-v1"}))
+        (tmp_path / name / "run.json").write_text(json.dumps({"name": name, "group": "x", "env_id": "CartPole-v1"}))
     output = [str(tmp_path)] if command == "export" else []
     message = r"There is no folder .*all-action_seed-0\. .* names: task1_seed-0 \(all-action_seed-0\), task1_seed-100"
     with pytest.raises(SystemExit, match=f"^{command}: {message}"):
@@ -173,7 +173,7 @@ def test_the_name_of_a_run_in_reports_leads_to_its_folder(command, tmp_path):
 def test_a_misspelt_folder_leads_to_the_run_with_the_most_similar_folder(tmp_path):
     for name in ("a2c_seed-0", "a2c_seed-1", "a2c_seed-2", "task1_seed-0"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(json.dumps({"env_id": "CartPole-v1"}))
+        (tmp_path / name / "run.json").write_text(json.dumps({"name": name, "group": "x", "env_id": "CartPole-v1"}))
     with pytest.raises(SystemExit, match=r" names: task1_seed-0 \(all-action_seed-0\), a2c_seed-"):
         main(["evaluate", str(tmp_path / "task1_sed-0")])
 

@@ -358,7 +358,7 @@ def test_a_folder_of_studies_is_refused_with_their_names(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name / "deeper").mkdir(parents=True)
         write_run(tmp_path / name / "deeper", "a2c", 0, [[0, 2]])
-    with pytest.raises(SystemExit, match=r"It has other studies, .*: .*/one/deeper, .*/two/deeper\."):
+    with pytest.raises(SystemExit, match=r"Name one of the studies inside it: .*/one/deeper, .*/two/deeper\."):
         main(["report", str(tmp_path)])
 
 
