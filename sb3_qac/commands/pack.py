@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from sb3_qac.common.checks import check_integer
     from sb3_qac.study.loading import load_everything
     from sb3_qac.study.pack import add_packed, check_all_are_there, check_environments, keep_lost, write_pack
+    from sb3_qac.study.records import records_of
 
     try:
         check_integer("points", args.points, minimum=1)
@@ -51,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         keep_lost(parts, output)
         kept = []
         if args.add:
-            ours = {record.path: record for records in parts.values() for record in records}
+            ours = {record.path: record for record in records_of(parts)}
             parts = add_packed(parts, output)
-            for packed in (record for records in parts.values() for record in records):
+            for packed in records_of(parts):
                 record = ours.get(packed.path)
                 if record is not None and record.status is packed.status:
                     if packed.curves and not record.curves:
@@ -82,8 +83,9 @@ def name_left_out(folder: Path, parts: dict[str, list[Any]]) -> None:
     :param parts: Records that are read from it, by part of the study
     """
     from sb3_qac.study.pack import packed_runs
+    from sb3_qac.study.records import records_of
 
-    loaded = {record.path for records in parts.values() for record in records}
+    loaded = {record.path for record in records_of(parts)}
     left_out = []
     # A damaged one, or a table of another program, is not a packed study
     with contextlib.suppress(ValueError):

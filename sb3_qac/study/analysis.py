@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rliable import metrics
 
-from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION, Groups, Record
+from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION, Groups, Record, records_of
 from sb3_qac.study.statistics import (
     N_BOOTSTRAP,
     N_BOOTSTRAP_OF_RANKS,
@@ -74,7 +74,7 @@ def statistics(groups: Groups) -> Iterator[str]:
     steps = _last_step(compared)
     if steps is None:
         yield _nothing_in_common(groups)
-        if any(record.stopped for records in groups.values() for record in records):
+        if any(record.stopped for record in records_of(groups)):
             yield "The one at which a run was stopped does not count, since it was selected for its return."
         return
     scores = {group: np.array([[record.means[-1]] for record in records]) for group, records in compared.items()}
@@ -105,7 +105,7 @@ def statistics(groups: Groups) -> Iterator[str]:
 
 
 def _nothing_in_common(groups: Groups) -> str:
-    records = [record for of_group in groups.values() for record in of_group]
+    records = records_of(groups)
     if any(record.state == "unfinished" for record in records):
         return "The runs have no evaluation in common yet."
     without = [group for group, of_group in groups.items() if not any(len(record.timesteps) for record in of_group)]
@@ -210,7 +210,7 @@ def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:
             yield f"**{name} against {other}.**{introduction}"
             yield from _compare(groups[name], groups[other], goal)
             yield ""
-    diagnosed = [record for records in groups.values() for record in records if record.diagnosis]
+    diagnosed = [record for record in records_of(groups) if record.diagnosis]
     if diagnosed:
         yield from _baseline(diagnosed)
         yield ""
@@ -234,7 +234,7 @@ def _compare(ours: Sequence[Record], theirs: Sequence[Record], goal: float | Non
         f"The difference is {_verdict(difference(*ends))}."
     )
     n_common = len(compared[name][0].timesteps)
-    most = max((planned_steps(record) <= steps).sum() for records in pair.values() for record in records)
+    most = max((planned_steps(record) <= steps).sum() for record in records_of(pair))
     which = "all evaluations" if most <= n_common else f"the evaluations that all runs have ({n_common})"
     yield f"Averaged over {which} up to that point, it is {_verdict(difference(*ways))}."
     spreads = [np.std(values, ddof=1) for values in ends if len(values) > 1]
@@ -345,7 +345,7 @@ def _last_step(compared: Groups) -> int | None:
 
 
 def _which(groups: Groups) -> str:
-    records = [record for of_group in groups.values() for record in of_group]
+    records = records_of(groups)
     which = "the last evaluation that all runs have"
     if any(record.stopped for record in records):
         which += ", without the evaluations that stopped a run"

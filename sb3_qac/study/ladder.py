@@ -17,7 +17,7 @@ from sb3_qac.study.catalogue import RUNGS
 from sb3_qac.study.gradients import GradientMoments
 from sb3_qac.study.loading import NOISE_FILE, load_study
 from sb3_qac.study.manager import environments_of
-from sb3_qac.study.records import Record
+from sb3_qac.study.records import Record, records_of
 from sb3_qac.study.report import save_figure, write_markdown
 from sb3_qac.study.run import read_run
 from sb3_qac.study.snapshots import normalize_as, points_of
@@ -158,7 +158,7 @@ def write_page(folder: Path, jobs: int = 1) -> Path:
     groups = {name: found[name] for name in RUNGS if name in found}
     if not groups:
         raise ValueError(f"There is no rung of the ladder in {folder}. `python -m sb3_qac study ladder` makes them.")
-    measured = iter(Parallel(n_jobs=jobs)(delayed(_noise_of)(record) for records in groups.values() for record in records))
+    measured = iter(Parallel(n_jobs=jobs)(delayed(_noise_of)(record) for record in records_of(groups)))
     noise = {name: [next(measured) for _ in records] for name, records in groups.items()}
     draw(groups, folder / PAGE)
     return write_markdown("\n".join(_page(groups, noise)) + "\n", folder / PAGE, width="none")
@@ -174,7 +174,7 @@ def _noise_of(record: Record) -> dict[str, float] | None:
 
 def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float] | None]]) -> Iterator[str]:
     settings = next(iter(groups.values()))[0].settings
-    unfinished: Sequence[str] = [x.name for records in groups.values() for x in records if not x.finished]
+    unfinished: Sequence[str] = [x.name for x in records_of(groups) if not x.finished]
     yield "# The ladder of policy gradients, on CartPole-v1"
     yield ""
     if unfinished:

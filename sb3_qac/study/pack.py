@@ -20,7 +20,7 @@ import pandas as pd
 
 from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.study.catalogue import TASKS, field_name
-from sb3_qac.study.records import FIGURES, Record
+from sb3_qac.study.records import FIGURES, Record, records_of
 from sb3_qac.study.run import name_of_env
 from sb3_qac.study.statistics import standard_error
 
@@ -81,7 +81,7 @@ def write_pack(
     :return: the files
     :raises ValueError: if there is no such run, or a run is there twice
     """
-    records = [record for of_part in parts.values() for record in of_part]
+    records = records_of(parts)
     unknown = set(lost) - {record.path for record in records}
     if unknown:
         raise ValueError(f"There is no run {', '.join(sorted(unknown))} among {', '.join(x.path for x in records)}.")
@@ -342,7 +342,7 @@ def check_environments(parts: dict[str, list[Record]], folder: Path) -> None:
     :param folder: Folder of a packed study; it need not exist
     :raises ValueError: if runs of two environments have the same path, so that one would replace the other
     """
-    added = {record.path: record.settings["env_id"] for records in parts.values() for record in records}
+    added = {record.path: record.settings["env_id"] for record in records_of(parts)}
     for run in packed_runs(folder).itertuples():
         if added.get(run.run, run.environment) != run.environment:
             raise ValueError(
@@ -359,7 +359,7 @@ def check_all_are_there(parts: dict[str, list[Record]], folder: Path) -> None:
     :raises ValueError: if a packed run is not among them, has not come as far, or lacks its evaluations, curves or diagnosis,
         because it may be kept nowhere else
     """
-    ours = {record.path: record for records in parts.values() for record in records}
+    ours = {record.path: record for record in records_of(parts)}
     diagnosed, drawn = set[str](), set[str]()
     # A study can be packed again where these are missing or damaged
     with contextlib.suppress(OSError, EOFError, lzma.LZMAError, ValueError):
@@ -442,7 +442,7 @@ def keep_lost(parts: dict[str, list[Record]], folder: Path) -> None:
     """
     packed = packed_runs(folder)
     lost = {run.run: float(run.steps) for run in packed[packed["state"] == "lost"].itertuples()}
-    for record in (record for records in parts.values() for record in records):
+    for record in records_of(parts):
         if not record.finished and record.status.get("steps", 0) <= lost.get(record.path, -1):
             record.status["lost"] = True
 

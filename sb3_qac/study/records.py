@@ -1,6 +1,7 @@
 """The record of one run of a study: its settings, how it ended, and its returns."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,11 @@ class Record:
 
 # The runs of one environment, by algorithm
 Groups = dict[str, list[Record]]
+
+
+def records_of(groups: Mapping[str, Iterable[Record]]) -> list[Record]:
+    """
+    :param groups: Records by group, or by part of a study
+    :return: all of them, in this order
+    """
+    return [record for records in groups.values() for record in records]

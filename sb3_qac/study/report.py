@@ -29,7 +29,7 @@ from sb3_qac.study.analysis import (
 from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.diagnose import tables as diagnosis_tables
 from sb3_qac.study.loading import load_study, other_studies, packed_only
-from sb3_qac.study.records import CURVES, Groups, Record
+from sb3_qac.study.records import CURVES, Groups, Record, records_of
 from sb3_qac.study.statistics import RelativeReturns, mean_with_error, pooled, relative_returns
 
 # Line styles differ because two curves may be identical
@@ -230,7 +230,7 @@ def has_evaluations(envs: dict[str, Groups]) -> bool:
     :param envs: Records by environment
     :return: Whether there is an evaluation to draw
     """
-    return any(len(record.timesteps) for groups in envs.values() for of_group in groups.values() for record in of_group)
+    return any(len(record.timesteps) for groups in envs.values() for record in records_of(groups))
 
 
 def has_curves(envs: dict[str, Groups]) -> bool:
@@ -238,7 +238,7 @@ def has_curves(envs: dict[str, Groups]) -> bool:
     :param envs: Records by environment
     :return: Whether there is a curve to draw
     """
-    records = (record for groups in envs.values() for of_group in groups.values() for record in of_group)
+    records = (record for groups in envs.values() for record in records_of(groups))
     return any(tag in record.curves for record in records for tag in CURVES)
 
 
@@ -289,7 +289,7 @@ def table(groups: Groups, goal: float | None) -> Iterator[str]:
     to_goal = "" if goal is None else f" steps to {goal:g} | hours to {goal:g} |"
     yield f"| run | state | steps | last evaluation | best evaluation |{to_goal} last 100 episodes of training | steps/s |"
     yield "|---" * (7 if goal is None else 9) + "|"
-    for record in (record for records in groups.values() for record in records):
+    for record in records_of(groups):
         last = best = "-"
         if len(record.timesteps):
             last, best = (mean_with_error(record.returns[i], 2) for i in (-1, record.best))
@@ -334,7 +334,7 @@ def markdown(
     :param omitted: Plots that are left out, each with the line that the report has instead
     :return: the report
     """
-    records = [record for groups in envs.values() for group in groups.values() for record in group]
+    records = [record for groups in envs.values() for record in records_of(groups)]
     n_episodes = " or ".join(map(str, sorted({record.settings["n_eval_episodes"] for record in records})))
     actions = _actions(records)
     several = len(envs) > 1
@@ -382,7 +382,7 @@ def markdown(
 
 def _stop_return(groups: Groups) -> float | None:
     """:return: the return at which runs of an environment were stopped; None if there is none, or more than one"""
-    goals = {record.settings.get("stop_return") for records in groups.values() for record in records} - {None}
+    goals = {record.settings.get("stop_return") for record in records_of(groups)} - {None}
     return goals.pop() if len(goals) == 1 else None
 
 
@@ -403,7 +403,7 @@ def _name(record: Record, envs: dict[str, Groups]) -> str:
 
 
 def _unfinished(envs: dict[str, Groups]) -> list[str]:
-    records = [record for groups in envs.values() for of_group in groups.values() for record in of_group]
+    records = [record for groups in envs.values() for record in records_of(groups)]
     unfinished = [record for record in records if not record.finished]
     if not unfinished:
         return []
@@ -482,7 +482,7 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
     analysis = list(paragraphs(groups, goal))
     if analysis:
         lines += [f"{heading} Analysis", "", *analysis, ""]
-    diagnosed = [record for records in groups.values() for record in records if record.diagnosis]
+    diagnosed = [record for record in records_of(groups) if record.diagnosis]
     if diagnosed:
         lines += [
             f"{heading} Estimators and critic",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sb3_qac.study.records import Groups, Record
+from sb3_qac.study.records import Groups, Record, records_of
 
 # As in rliable's own examples: a rank statistic is a thousand times slower than a mean
 N_BOOTSTRAP, N_BOOTSTRAP_OF_RANKS = 10_000, 2_000
@@ -72,7 +72,7 @@ def common_evaluations(groups: Groups) -> Groups:
     """
     begun = {name: [record for record in records if len(record.timesteps)] for name, records in groups.items()}
     begun = {name: records for name, records in begun.items() if records}
-    records = [record for of_group in begun.values() for record in of_group]
+    records = records_of(begun)
     planned = [planned_steps(record)[: -1 if record.stopped else None] for record in records]
     everywhere = functools.reduce(np.union1d, planned, np.zeros(0, dtype=int))
     counted = [
