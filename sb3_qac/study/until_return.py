@@ -85,6 +85,8 @@ def check_same_speed(run: Run) -> None:
         seconds cannot be compared
     """
     kept = read_json(Path(run.folder, "run.json"))
+    if not kept:
+        return
     here = provenance()
     for name, there, now in (
         ("machine", kept.get("machine"), here["machine"]),
@@ -96,7 +98,7 @@ def check_same_speed(run: Run) -> None:
                 "`--output`."
             )
     for name, how in {"n_threads": "set OMP_NUM_THREADS", "device": "give `--device`"}.items():
-        if kept and kept[name] != getattr(run, name):
+        if kept[name] != getattr(run, name):
             raise ValueError(
                 f"`{name}` is {getattr(run, name)!r}, and was {kept[name]!r} in {run.folder}, so the seconds cannot be "
                 f"compared. To use that run, {how} as before, or choose another `--output`."
