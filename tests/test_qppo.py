@@ -36,7 +36,7 @@ VARIANTS = [
     pytest.param(dict(), id="default"),
     pytest.param(dict(policy_gradient="sampled"), id="sampled"),
     pytest.param(dict(advantage_scale="critic"), id="scale of the critic"),
-    pytest.param(dict(advantage_scale=None, target_kl=0.01), id="no scale, adaptive KL"),
+    pytest.param(dict(advantage_scale=None, kl_target=0.01), id="no scale, adaptive KL"),
     pytest.param(dict(policy_kwargs=dict(dueling=True)), id="dueling"),
     pytest.param(dict(shrinkage=0.0), id="no shrinkage"),
     pytest.param(dict(ent_coef="lin_0.05", clip_range="lin_0.3"), id="schedules"),
@@ -602,22 +602,22 @@ def test_explained_variance_of_q_is_that_of_v_where_there_is_one_action():
 # ---- the adaptive coefficient ----
 
 
-@pytest.mark.parametrize(("target_kl", "coefficient"), [(1e-9, 16.0), (10.0, 1 / 16)])
-def test_kl_coefficient_is_adapted_to_the_target(target_kl, coefficient):
+@pytest.mark.parametrize(("kl_target", "coefficient"), [(1e-9, 16.0), (10.0, 1 / 16)])
+def test_kl_coefficient_is_adapted_to_the_target(kl_target, coefficient):
     """Doubled after each of four rollouts whose policy moves further than the target, halved where it moves less."""
     shared = dict(n_epochs=4, learning_rate=1e-2, kl_coef=1.0)
-    assert make_model(target_kl=target_kl, **shared).learn(64).kl_coef == coefficient
+    assert make_model(kl_target=kl_target, **shared).learn(64).kl_coef == coefficient
     assert make_model(**shared).learn(64).kl_coef == 1.0
 
 
 def test_adapted_kl_coefficient_stays_within_limits():
-    model = make_model(target_kl=10.0, kl_coef=2 * qppo.KL_COEF_MIN, learning_rate=0.0).learn(64)
+    model = make_model(kl_target=10.0, kl_coef=2 * qppo.KL_COEF_MIN, learning_rate=0.0).learn(64)
     assert model.kl_coef == qppo.KL_COEF_MIN
 
 
 def test_coefficient_follows_the_distance_after_the_last_update():
     """One update per rollout: before it the distance is 0, so the coefficient would be halved however far the policy moves."""
-    logged = logged_by(make_model(n_steps=16, batch_size=32, n_epochs=1, learning_rate=0.1, target_kl=1e-6), 128)
+    logged = logged_by(make_model(n_steps=16, batch_size=32, n_epochs=1, learning_rate=0.1, kl_target=1e-6), 128)
     assert [row["kl_coef"] for row in logged] == [1.0, 2.0, 4.0]
     assert all(row["kl"] > 1.5e-6 for row in logged)
 
@@ -627,7 +627,7 @@ def test_the_distance_is_the_mean_over_the_steps_that_the_buffer_gives():
         def get(self, batch_size=None):
             yield next(super().get(batch_size))
 
-    model = make_model(target_kl=0.01, n_steps=8, batch_size=4, rollout_buffer_class=OneMinibatch)
+    model = make_model(kl_target=0.01, n_steps=8, batch_size=4, rollout_buffer_class=OneMinibatch)
     # The same policy in all states: (1/2, 1/2), then (p, 1 - p) with p / (1 - p) = 3
     with th.no_grad():
         model.policy.action_net.weight.zero_()
@@ -639,7 +639,7 @@ def test_the_distance_is_the_mean_over_the_steps_that_the_buffer_gives():
 def test_adaptive_coefficient_keeps_the_policy_closer_than_a_small_one():
     """Asked for a distance of 0.001, the coefficient grows until the policy keeps to it."""
     shared = dict(n_steps=32, batch_size=16, n_epochs=4, learning_rate=3e-3, kl_coef=0.01)
-    free, held = (logged_by(make_model(target_kl=target, **shared), 2500) for target in (None, 0.001))
+    free, held = (logged_by(make_model(kl_target=target, **shared), 2500) for target in (None, 0.001))
     free_kl, held_kl = (np.mean([row["kl"] for row in rows[-10:]]) for rows in (free, held))
     assert held_kl < free_kl / 2 and held_kl < 0.003
     assert held[-1]["kl_coef"] > 0.1
@@ -677,13 +677,13 @@ def test_same_seed_gives_the_same_parameters_bit_for_bit(variant):
 
 
 def test_loaded_model_updates_as_the_saved_one(tmp_path):
-    arguments = dict(kl_coef=0.5, beta=0.3, target_kl=1e-9, clip_range=lambda progress: 0.1 * progress)
+    arguments = dict(kl_coef=0.5, beta=0.3, kl_target=1e-9, clip_range=lambda progress: 0.1 * progress)
     model = make_model(**arguments, advantage_scale="critic").learn(32)
     model.save(tmp_path / "model")
     loaded = QPPO.load(tmp_path / "model", env=model.env)
     assert loaded.sigma == model.sigma is not None
     assert loaded.kl_coef == model.kl_coef == 0.5 * 4
-    names = ("beta", "policy_gradient", "advantage_scale", "n_epochs", "batch_size", "target_kl", "max_grad_norm")
+    names = ("beta", "policy_gradient", "advantage_scale", "n_epochs", "batch_size", "kl_target", "max_grad_norm")
     assert all(getattr(loaded, name) == getattr(model, name) for name in names)
     assert loaded.clip_range(0.5) == model.clip_range(0.5) == 0.05
 
@@ -715,7 +715,7 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(variant, tmp_path
         parts = train("parts")
     np.testing.assert_array_equal(parameters(whole), parameters(parts))
     assert (whole.sigma, whole.kl_coef, whole._n_updates) == (parts.sigma, parts.kl_coef, parts._n_updates)
-    assert (whole.kl_coef != make_model().kl_coef) == (whole.target_kl is not None)
+    assert (whole.kl_coef != make_model().kl_coef) == (whole.kl_target is not None)
 
 
 def test_training_with_another_coefficient_is_not_resumed(tmp_path):
@@ -795,10 +795,10 @@ def test_a_checkpoint_from_before_an_argument_is_resumed_without_it_only(name, b
         (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
         (dict(sigma_min=0.0), "`sigma_min` must be a finite number, at least 1e-08, but 0.0"),
         (dict(advantage_scale="std"), "`advantage_scale`.*'corrected', 'critic' or None, but 'std'"),
-        (dict(target_kl=-0.1), "`target_kl` .*at least 1e-12, but -0.1"),
-        (dict(target_kl=0), "`target_kl` .*at least 1e-12, but 0"),
-        (dict(target_kl=0.1, kl_coef=0.0), r"`target_kl` \(0.1\) adapts `kl_coef` \(0.0\)"),
-        (dict(target_kl=0.1, kl_coef=1e-6), r"`kl_coef` \(1e-06\).*between 0.0001 and 10000"),
+        (dict(kl_target=-0.1), "`kl_target` .*at least 1e-12, but -0.1"),
+        (dict(kl_target=0), "`kl_target` .*at least 1e-12, but 0"),
+        (dict(kl_target=0.1, kl_coef=0.0), r"`kl_target` \(0.1\) adapts `kl_coef` \(0.0\)"),
+        (dict(kl_target=0.1, kl_coef=1e-6), r"`kl_coef` \(1e-06\).*between 0.0001 and 10000"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message, tmp_path):
@@ -825,9 +825,10 @@ def test_constructor_takes_the_arguments_of_ppo_in_its_order():
     ppo, mine = (inspect.signature(cls).parameters for cls in (PPO, QPPO))
     positional = [name for name, parameter in mine.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     assert positional == list(ppo)[: len(positional)]
-    without = {"use_sde", "sde_sample_freq", "clip_range_vf", "normalize_advantage"}
+    without = {"use_sde", "sde_sample_freq", "clip_range_vf", "normalize_advantage", "target_kl"}
     assert set(mine) == set(ppo) - without | {
         "kl_coef",
+        "kl_target",
         "beta",
         "shrinkage",
         "policy_gradient",

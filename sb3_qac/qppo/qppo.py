@@ -88,9 +88,6 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation.
-    :param target_kl: Target of the KL divergence per rollout. ``kl_coef`` is doubled if the KL divergence after the last epoch
-        is more than 1.5 times the target, and halved if it is less than the target divided by 1.5, within 1e-4 and 1e4. None
-        (default) keeps ``kl_coef`` fixed. (In SB3's PPO, which has no penalty, the epochs end early instead.)
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
@@ -101,6 +98,9 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
     :param kl_coef: Coefficient of the KL divergence between the policy of the rollout and the current policy
+    :param kl_target: Target of the KL divergence per rollout. ``kl_coef`` is doubled if the KL divergence after the last epoch
+        is more than 1.5 times the target, and halved if it is less than the target divided by 1.5, within 1e-4 and 1e4. None
+        (default) keeps ``kl_coef`` fixed. (``target_kl`` of SB3's PPO is something else: it ends the epochs early.)
     :param beta: Weight of the sampled correction, at least 0. At 0 the gradient trusts the critic, at 1 the return
     :param shrinkage: Probability of an action at which its advantage in the sum is halved, at least 0. The critic knows little
         of actions that are seldom taken. 0 trusts it for all actions alike. With ``beta=1``, the larger, the closer to
@@ -146,7 +146,6 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         max_grad_norm: float | None = 0.5,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
-        target_kl: float | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -154,6 +153,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         seed: int | None = None,
         device: th.device | str = "auto",
         kl_coef: float = 1.0,
+        kl_target: float | None = None,
         beta: float = 1.0,
         shrinkage: float = 0.1,
         policy_gradient: Literal["all-action", "sampled"] = "all-action",
@@ -188,8 +188,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         self.batch_size = batch_size
         self.n_epochs = n_epochs
         self.clip_range = clip_range
-        self.target_kl = target_kl
         self.kl_coef = kl_coef
+        self.kl_target = kl_target
         self.beta = beta
         self.shrinkage = shrinkage
         self.policy_gradient = policy_gradient
@@ -205,7 +205,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     @property
     def training_state(self) -> tuple[str, ...]:
         """Attributes that change during training, for exact resume."""
-        return ("sigma",) if self.target_kl is None else ("sigma", "kl_coef")
+        return ("sigma",) if self.kl_target is None else ("sigma", "kl_coef")
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -238,12 +238,12 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
         check_choice("advantage_scale", self.advantage_scale, ("corrected", "critic", None))
-        if self.target_kl is not None:
-            check_number("target_kl", self.target_kl, minimum=1e-12)
+        if self.kl_target is not None:
+            check_number("kl_target", self.kl_target, minimum=1e-12)
             if not KL_COEF_MIN <= self.kl_coef <= KL_COEF_MAX:
                 raise ValueError(
-                    f"`target_kl` ({self.target_kl}) adapts `kl_coef` ({self.kl_coef}) by factors, between "
-                    f"{KL_COEF_MIN:g} and {KL_COEF_MAX:g}. Start within these limits, or leave out `target_kl` to keep "
+                    f"`kl_target` ({self.kl_target}) adapts `kl_coef` ({self.kl_coef}) by factors, between "
+                    f"{KL_COEF_MIN:g} and {KL_COEF_MAX:g}. Start within these limits, or leave out `kl_target` to keep "
                     "`kl_coef` fixed."
                 )
 
@@ -406,7 +406,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
 
         # How far the policy has moved with this rollout: mean over the last epoch, as in PPO
         kl = float(np.mean([logged["kl"] for logged in minibatches[-(len(minibatches) // self.n_epochs) :]]))
-        if self.target_kl is not None:
+        if self.kl_target is not None:
             # That mean leaves out the last update, and is 0 if there was only one
             kl = self._kl_of_rollout()
 
@@ -425,8 +425,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         self.logger.record("train/explained_variance", explained_var)
         self.logger.record("train/explained_variance_q", explained_var_q)
 
-        if self.target_kl is not None:
-            self._adapt_kl_coef(kl, self.target_kl)
+        if self.kl_target is not None:
+            self._adapt_kl_coef(kl, self.kl_target)
 
     def _next_sigma(
         self, action_probs: th.Tensor, advantages: th.Tensor, td_errors: th.Tensor, sampled_advantages: th.Tensor
@@ -463,14 +463,14 @@ class QPPO(ScheduledOnPolicyAlgorithm):
             n_steps += len(log_probs)
         return total / n_steps
 
-    def _adapt_kl_coef(self, kl: float, target_kl: float) -> None:
+    def _adapt_kl_coef(self, kl: float, kl_target: float) -> None:
         """
         :param kl: KL divergence from the policy of the rollout
-        :param target_kl: target of the KL divergence
+        :param kl_target: target of the KL divergence
         """
-        if kl > 1.5 * target_kl:
+        if kl > 1.5 * kl_target:
             self.kl_coef *= 2
-        elif kl < target_kl / 1.5:
+        elif kl < kl_target / 1.5:
             self.kl_coef /= 2
         self.kl_coef = min(max(self.kl_coef, KL_COEF_MIN), KL_COEF_MAX)
 
