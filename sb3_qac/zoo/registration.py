@@ -142,6 +142,8 @@ def _register_in_exp_manager(exp_manager: ModuleType) -> None:
         # Names that `policy_kwargs` may use, since RL Zoo evaluates it in this module
         vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN, SharedMlp=SharedMlp)
         register_minatar_envs()
+        # Methods are replaced, not the class: a script that calls `register()` may have imported `rl_zoo3.train` before, and
+        # with it the class
         _register_presets(exp_manager)
         _name_missing_presets(exp_manager)
         _save_agents_where_they_are_sought(exp_manager)
