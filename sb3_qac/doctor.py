@@ -112,7 +112,8 @@ def _presets(paths: list[Path]) -> Finding:
     try:
         counts = [f"{path.name} with {len(yaml.safe_load(path.read_text()))} entries" for path in paths]
         return Finding("presets", True, f"{paths[0].parent}: {', '.join(counts)}")
-    except (OSError, yaml.YAMLError) as error:
+    # An empty file has no entries to count, and one that was damaged may be no text
+    except (OSError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
         return Finding("presets", False, str(error), REINSTALL)
 
 

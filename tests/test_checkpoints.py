@@ -66,6 +66,14 @@ def test_keys_with_slashes_keep_their_own_arrays(tmp_path):
     assert same(load_checkpoint(save_checkpoint(tmp_path, 5, state)).state, state)
 
 
+def test_tensors_keep_their_memory_layout(tmp_path):
+    images = th.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    state = {"plain": images, "channels last": images.to(memory_format=th.channels_last), "number": th.tensor(1.0)}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 5, state)).state
+    assert all(th.equal(loaded[name], tensor) for name, tensor in state.items())
+    assert [loaded[name].stride() for name in state] == [tensor.stride() for tensor in state.values()]
+
+
 def test_a_tensor_that_is_learnt_can_be_learnt_further(tmp_path):
     state = {"learnt": th.ones(2, requires_grad=True), "computed": 2 * th.ones(2, requires_grad=True), "constant": th.ones(2)}
     loaded = load_checkpoint(save_checkpoint(tmp_path, 5, state)).state

@@ -49,6 +49,8 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import HParam, Logger, configure, make_output_format
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -60,10 +62,11 @@ from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.files import read_json
+from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume.callback_state import is_service
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
-from sb3_qac.resume.state import StateError, get_values, objects_in
+from sb3_qac.resume.state import StateError, get_values, objects_in, set_values
 from sb3_qac.resume.wandb import WandbOutputFormat
 from sb3_qac.zoo.resume import unfinished_run
 from tests.envs import InterruptAt, Interrupted
@@ -550,6 +553,104 @@ def test_parameters_that_a_callback_has_frozen_or_freed_stay_so(frozen, tmp_path
     assert_same_parameters(learn(tmp_path / "other", 192), straight)
 
 
+class ScaledBuffer(RolloutBuffer):
+    """Divides rewards by a scale that it keeps from one rollout to the next, in a number and in an object."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale, self.statistics = 1.0, RunningMeanStd(shape=())
+
+    def compute_returns_and_advantage(self, *args, **kwargs):
+        self.scale *= 1.1
+        self.statistics.update(self.rewards)
+        self.rewards /= self.scale * (1 + self.statistics.var)
+        super().compute_returns_and_advantage(*args, **kwargs)
+
+
+class HasMore(QA2C):
+    """Trains a module and a number of its own, which it saves as SB3's algorithms do."""
+
+    def _setup_model(self):
+        super()._setup_model()
+        self.further = th.nn.Linear(1, 1)
+        self.further_optimizer = th.optim.Adam(self.further.parameters())
+        self.multiplier = th.zeros(1, requires_grad=True)
+
+    def _get_torch_save_params(self):
+        names, _ = super()._get_torch_save_params()
+        return [*names, "further", "further_optimizer"], ["multiplier"]
+
+    def train(self):
+        super().train()
+        self.further_optimizer.zero_grad()
+        self.further(th.ones(1) * self.num_timesteps).square().sum().backward()
+        self.further_optimizer.step()
+        with th.no_grad():
+            self.multiplier += self.further.bias.detach()
+            self.policy.q_net.bias += 0.01 * self.multiplier
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: make_model(QA2C, rollout_buffer_class=ScaledBuffer),
+        lambda: make_model(QPPO, rollout_buffer_class=ScaledBuffer),
+        lambda: make_model(HasMore),
+    ],
+    ids=["buffer", "buffer of QPPO", "modules"],
+)
+def test_what_users_add_to_an_algorithm_goes_on(make, tmp_path):
+    def learn(folder, steps):
+        return make().learn(steps, ExactCheckpointCallback(folder, verbose=0))
+
+    straight = learn(tmp_path / "one", 192)
+    learn(tmp_path / "other", 96)
+    resumed = learn(tmp_path / "other", 192)
+    assert_same_parameters(resumed, straight)
+    for name in ("further.weight", "multiplier"):
+        if hasattr(straight, "further"):
+            assert th.equal(recursive_getattr(resumed, name), recursive_getattr(straight, name))
+
+
+class CountsUpdates(ActorCriticQPolicy):
+    """With state of its own that is no tensor."""
+
+    updates = 0
+
+    def evaluate_all_actions(self, obs):
+        self.updates += 1
+        return super().evaluate_all_actions(obs)
+
+    def get_extra_state(self):
+        return {"updates": self.updates}
+
+    def set_extra_state(self, state):
+        self.updates = state["updates"]
+
+
+def test_extra_state_of_a_policy_goes_on(tmp_path):
+    for steps in (96, 192):
+        model = QA2C(CountsUpdates, make_vec_env("CartPole-v1", 4, seed=1), n_steps=8, seed=0)
+        model.learn(steps, ExactCheckpointCallback(tmp_path, verbose=0))
+        assert model.policy.updates == steps // 32
+
+
+def test_an_argument_that_a_callback_changes_is_named_in_a_warning(tmp_path):
+    change = Sets(64, lambda model: setattr(model, "ent_coef", 0.5))
+    message = "ent_coef is 0.5, and was 0.0.* a resume will refuse the checkpoints"
+    with pytest.warns(UserWarning, match=message) as caught:
+        make_model(A2C).learn(192, [change, ExactCheckpointCallback(tmp_path, save_freq=32)])
+    assert len(caught) == 1
+    with pytest.raises(CheckpointError, match=r"ent_coef is 0\.0, and was 0\.5"):
+        make_model(A2C).learn(192, [change, ExactCheckpointCallback(tmp_path, save_freq=32)])
+
+
+def test_several_checkpoint_callbacks_are_refused(tmp_path):
+    callbacks = [ExactCheckpointCallback(tmp_path / "one"), ExactCheckpointCallback(tmp_path / "other")]
+    with pytest.raises(ValueError, match="several `ExactCheckpointCallback`"):
+        make_model(A2C).learn(64, callbacks)
+
+
 def test_checkpoints_that_name_fewer_settings_are_gone_on_from(tmp_path):
     make_model(QA2C).learn(100, ExactCheckpointCallback(tmp_path))
     state = load_checkpoint(checkpoints_in(tmp_path)[-1]).state
@@ -676,6 +777,45 @@ def test_settings_that_a_training_changes_go_on(tmp_path):
     assert doubling.numbers == [1, 2, 4, 8, 16, 32]
 
 
+class FiresEvery(BaseCallback):
+    """Counts its setting in steps of all environments, as users' callbacks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.freq, self.fired_at = 40, []
+
+    def _on_training_start(self):
+        self.freq //= self.training_env.num_envs
+
+    def _on_step(self):
+        if self.n_calls % self.freq == 0:
+            self.fired_at.append(self.num_timesteps)
+        return True
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
+def test_what_a_callback_computes_at_its_start_is_not_computed_twice(order, tmp_path):
+    straight, resumed = straight_and_resumed(FiresEvery, tmp_path, order)
+    assert resumed.fired_at == straight.fired_at == list(range(40, 801, 40))
+
+
+class Registered(BaseCallback):
+    """A callback for whose class functions are registered, as for an object inside another callback."""
+
+    seen = 0
+
+    def _on_step(self):
+        self.seen += 1
+        return True
+
+
+def test_functions_that_are_registered_for_the_class_of_a_callback_do_not_replace_its_attributes(tmp_path):
+    get_values.register(Registered, lambda obj, name, seen: {})
+    set_values.register(Registered, lambda obj, values, name: None)
+    straight, resumed = straight_and_resumed(Registered, tmp_path, 1)
+    assert resumed.seen == straight.seen == 200
+
+
 def test_other_logs_are_refused(tmp_path):
     def learn(formats, log_path):
         model = make_model(QA2C)
@@ -743,6 +883,9 @@ def test_a_full_disk_does_not_stop_a_training(tmp_path, monkeypatch):
         model = make_model(QA2C).learn(2000, callback)
     # At 0, 512, 1024, 1536 and the end
     assert model.num_timesteps == 2016 and len(caught) == 5
+    endings = [str(warning.message).partition("left on device. ")[2] for warning in caught]
+    none_yet, others = "there is no checkpoint yet", "the earlier checkpoints stay"
+    assert endings == [f"The training continues, and {text}." for text in (none_yet, *[others] * 4)]
 
 
 def test_a_disk_that_is_full_at_the_end_does_not_lose_the_model(tmp_path, monkeypatch):
@@ -1340,6 +1483,31 @@ def test_what_a_callback_records_before_a_rollout_is_in_a_row_once(tmp_path):
     learn(tmp_path / "other")
     rows = [(tmp_path / name / "progress.json").read_text().splitlines() for name in ("one", "other")]
     assert [json.loads(row)["mean"] for row in rows[0]] == [json.loads(row)["mean"] for row in rows[1]]
+
+
+class LogsItsRollouts(A2C):
+    """Records a value between the end of a rollout and its row."""
+
+    def collect_rollouts(self, *args, **kwargs):
+        goes_on = super().collect_rollouts(*args, **kwargs)
+        self.logger.record("mine", self.num_timesteps)
+        return goes_on
+
+
+@pytest.mark.parametrize("log_interval", [1, 5])
+def test_what_an_algorithm_records_after_a_rollout_is_in_its_row(log_interval, tmp_path):
+    def learn(folder, steps):
+        model = make_model(LogsItsRollouts)
+        model.set_logger(configure(str(folder), ["json"]))
+        model.learn(steps, ExactCheckpointCallback(folder / "checkpoints", verbose=0), log_interval)
+        model.logger.close()
+        rows = map(json.loads, (folder / "progress.json").read_text().splitlines())
+        return [(row["time/iterations"], row["time/total_timesteps"], row["mine"]) for row in rows]
+
+    straight = learn(tmp_path / "one", 640)
+    # At iteration 10 of 20
+    learn(tmp_path / "other", 320)
+    assert learn(tmp_path / "other", 640) == straight == [(i, 32 * i, 32 * i) for i in range(log_interval, 21, log_interval)]
 
 
 def test_the_users_list_of_callbacks_stays_as_it_is(tmp_path):

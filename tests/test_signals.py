@@ -82,6 +82,16 @@ def test_an_ignored_signal_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_handler_that_is_not_pythons_stays(monkeypatch):
+    """As of a program that embeds Python: it could not be restored."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    signals = DeferredSignals(is_training=lambda frame: True)
+    signals.catch()
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) != signals._on_signal
+    signals.release()
+
+
 def test_what_another_training_left_behind_is_replaced():
     """One that ended in an error, which nobody told it of."""
     before = signal.getsignal(signal.SIGINT)

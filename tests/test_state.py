@@ -18,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import NormalizeReward
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from sb3_qac.common.env_util import make_ale_vec_env
@@ -208,6 +209,48 @@ def test_the_object_behind_a_method_goes_on(make, tmp_path):
     env.extra()
     go_on(env, other, tmp_path)
     assert other.extra() == env.extra()
+
+
+def weighted_sum(weights, scale, x):
+    return scale * float(weights @ x)
+
+
+def test_lists_and_arrays_inside_a_partial_go_on(tmp_path):
+    env, other = Counting(None), Counting(None)
+    for one in (env, other):
+        one.weights = np.array([1.0, 2.0])
+        one.reward, one.only_here = functools.partial(weighted_sum, one.weights, 2), functools.partial(
+            sorted, [3, 1], key=None
+        )
+    env.weights *= 0.5
+    env.only_here.args[0].append(2)
+    go_on(env, other, tmp_path)
+    assert other.reward(np.ones(2)) == env.reward(np.ones(2)) == 3.0
+    assert other.only_here() == [1, 2, 3]
+    # One array still, as before
+    other.weights *= 2
+    assert other.reward(np.ones(2)) == 6.0
+
+
+def test_a_list_that_contains_itself_is_refused():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(StateError, match="a list or dictionary in it contains itself"):
+        get_state(Counting(loop))
+
+
+def test_a_replay_goes_on_in_a_monitor_that_refuses_early_resets(tmp_path):
+    def make_env():
+        return DummyVecEnv([lambda: EpisodeReplay(Monitor(gym.make("CartPole-v1"), allow_early_resets=False))])
+
+    env, other = make_env(), make_env()
+    for one in (env, other):
+        one.seed(0)
+        one.reset()
+    play(env, np.random.default_rng(1), 5)
+    go_on(env, other, tmp_path)
+    for one in (play(env, np.random.default_rng(2), 3), play(other, np.random.default_rng(2), 3)):
+        np.testing.assert_equal(one[-1][0], env.envs[0].last_obs[None])
 
 
 def test_methods_of_objects_that_are_kept_anyway_are_code(tmp_path):

@@ -563,6 +563,12 @@ def test_doctor_says_why_the_hook_could_not_register(changed, text, reason, tmp_
     assert "could not register" in cure and reason in cure and "Install a version that was tested" in cure
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x80", b"atari: [1"], ids=["empty", "no text", "no YAML"])
+def test_doctor_finds_a_damaged_file_of_presets(content, tmp_path):
+    (tmp_path / "qa2c.yml").write_bytes(content)
+    assert not doctor._presets([tmp_path / "qa2c.yml"]).ok
+
+
 @pytest.mark.parametrize("package", ["torch", "stable_baselines3", "filelock"])
 def test_doctor_says_what_cannot_be_imported(package):
     program = f"import sys; sys.modules[{package!r}] = None; from sb3_qac.__main__ import main; sys.exit(main(['doctor']))"

@@ -236,7 +236,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             returns=th.as_tensor(returns, dtype=th.float32, device=self.device)[mask],
             n_episodes=self.n_episodes * env.num_envs,
         )
-        callback.update_locals(locals())
+        callback.update_locals({**locals(), **of_step, "n_steps": len(observations)})
         callback.on_rollout_end()
         return True
 

@@ -1,7 +1,6 @@
 """The callback that writes checkpoints and resumes from them."""
 
 import copy
-import itertools
 import json
 import os
 import sys
@@ -27,12 +26,12 @@ from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, write_atomically
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
-from sb3_qac.resume.identity import check_same_number, check_same_training, falling_schedules
-from sb3_qac.resume.logs import ResumedTensorBoard, read_log, results_writers, rewrite_log, skip_next_row, sync_files
+from sb3_qac.resume.identity import check_same_number, check_same_training, falling_schedules, training_settings
+from sb3_qac.resume.logs import ResumedTensorBoard, change_next_row, read_log, results_writers, rewrite_log, sync_files
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
 from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.signals import DeferredSignals
-from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, set_attributes, set_state, set_values
+from sb3_qac.resume.state import StateError, equal, get_state, is_plain, objects_in, set_attributes, set_state, set_values
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, has_wandb_rows, wandb_identity
 
 
@@ -94,6 +93,9 @@ class ExactCheckpointCallback(BaseCallback):
         self._objects_before: dict[str, str] = {}
         # The other callbacks, and their settings when the training started, by identity: a dataclass has no hash
         self._settings: dict[int, tuple[BaseCallback, dict[str, Any]]] = {}
+        # The algorithm's settings when the training started, and those that have changed since
+        self._settings_at_start: dict[str, Any] = {}
+        self._changed_settings: set[str] = set()
         self._evaluation_random_state: dict[str, Any] = {}
         # Rows for W&B of an earlier start, compressed, while this one logs to no run of W&B
         self._wandb_rows: bytes | None = None
@@ -124,8 +126,11 @@ class ExactCheckpointCallback(BaseCallback):
                 f"{type(self.parent).__name__} does not tell its callback of rollouts, and checkpoints are written between "
                 "these. Give ExactCheckpointCallback to `learn` itself, in the list of callbacks, with a `save_freq`."
             )
+        if sum(isinstance(callback, ExactCheckpointCallback) for callback in flatten(self.locals["callback"])) > 1:
+            raise ValueError("There are several `ExactCheckpointCallback` among the callbacks: give `learn` one of them.")
         self._rollout_is_complete, self._state_to_restore, self._wandb_rows = False, None, None
         self._objects, self._objects_before = None, {}
+        self._changed_settings = set()
         # As new, because it may have been used in another training
         self.iteration = self._log_interval_callback.offset = 0
         self._saved_at, self._evaluated = -1, False
@@ -161,6 +166,7 @@ class ExactCheckpointCallback(BaseCallback):
             self._restore(checkpoint.state)
             if self.verbose >= 1:
                 print(f"Resuming from step {self.model.num_timesteps} ({checkpoint.path})")
+        self._settings_at_start = training_settings(self.model)
         self._write_run_file(finished=False)
         # `learn` may be called while another error is being handled
         self._error_at_start = sys.exc_info()[1]
@@ -246,7 +252,10 @@ class ExactCheckpointCallback(BaseCallback):
         self._signals.release()
 
     def save(self) -> None:
-        """Write a checkpoint now. If that fails after the first one, the training continues with a warning."""
+        """
+        Write a checkpoint now. If that fails, the training continues with a warning, unless the state cannot be taken at its
+        start.
+        """
         assert self.folder is not None
         steps, steps_before = self.model.num_timesteps, self._saved_at
         if steps_before == steps:
@@ -255,11 +264,15 @@ class ExactCheckpointCallback(BaseCallback):
         try:
             path = save_checkpoint(self.folder, steps, self._checked_state(), self.keep)
         except Exception as error:
-            # A long training is worth more than one checkpoint. At its start nothing is lost yet, so the error is raised
+            # A long training is worth more than one checkpoint. At its start nothing is lost yet
             if steps_before < 0 and not isinstance(error, OSError):
                 raise
-            advice = "The training continues, and the earlier checkpoints stay."
-            warnings.warn(f"No checkpoint of step {steps} could be written: {error} {advice}", stacklevel=2)
+            earlier = "the earlier checkpoints stay" if steps_before >= 0 else "there is no checkpoint yet"
+            warnings.warn(
+                f"No checkpoint of step {steps} could be written: {str(error).removesuffix('.')}. The training continues, and "
+                f"{earlier}.",
+                stacklevel=2,
+            )
             return
         if self.verbose >= 2:
             print(f"Checkpoint: {path}")
@@ -274,7 +287,7 @@ class ExactCheckpointCallback(BaseCallback):
         state = self._state()
         # Evaluations create the objects of their environments, and a resume resets these too
         objects = dict(objects_in(state["env"], "the environment"))
-        for name, values in state["callbacks"]:
+        for name, values in (*state["callbacks"], ("the rollout buffer", state["rollout_buffer"])):
             for key, value in values.items():
                 objects.update(objects_in(value, f"{name}.{key}"))
         if self._objects is None:
@@ -287,7 +300,23 @@ class ExactCheckpointCallback(BaseCallback):
                     f"{place} is a {kind}, and was {before} when the training started, so a resume would not have it. "
                     "Create it in the constructor, in `reset` or in `_on_training_start`."
                 )
+        self._warn_of_changed_settings(state["training"])
         return {**state, "objects": self._objects}
+
+    def _warn_of_changed_settings(self, settings: dict[str, Any]) -> None:
+        """
+        :param settings: Result of ``training_settings``
+        """
+        before = self._settings_at_start
+        changed = {name for name in settings if not equal(settings[name], before.get(name))} - self._changed_settings
+        self._changed_settings |= changed
+        if changed:
+            described = " and ".join(f"{name} is {settings[name]!r}, and was {before.get(name)!r}" for name in sorted(changed))
+            warnings.warn(
+                f"{described} when this training started, so a resume will refuse the checkpoints from here on as those of "
+                "another training. Give a schedule that depends on the progress only, instead of changing an argument.",
+                stacklevel=2,
+            )
 
     def _state(self) -> dict[str, Any]:
         """:return: everything that the next update depends on, as plain data"""
@@ -352,11 +381,9 @@ class ExactCheckpointCallback(BaseCallback):
         check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
 
         restore_model(self.model, state)
-        called_before = self._called_before()
         for callback, (_, values) in zip(self._callbacks(), state["callbacks"], strict=True):
-            plain = {name: value for name, value in values.items() if is_plain(value)}
             # A copy: they may change the values before these are restored a second time
-            set_attributes(callback, copy.deepcopy(plain) if id(callback) in called_before else plain)
+            set_attributes(callback, copy.deepcopy({name: value for name, value in values.items() if is_plain(value)}))
         for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
             # Some create objects in `reset`. It may draw from the global generators, which are restored later
             env.reset()
@@ -383,11 +410,9 @@ class ExactCheckpointCallback(BaseCallback):
 
         :param state: Result of ``_state``
         """
-        # Callbacks before this one were already called for this rollout, as when the checkpoint was written
-        called_before = self._called_before()
         for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
-            left = {key: value for key, value in values.items() if id(callback) in called_before or not is_plain(value)}
-            set_values(callback, left, name)
+            # As the attributes were taken, also if functions are registered for the class of the callback
+            set_values.dispatch(object)(callback, values, name)
         self._restore_rows(state["logger"])
         set_random_state(state["random"])
 
@@ -521,10 +546,6 @@ class ExactCheckpointCallback(BaseCallback):
         _, settings = self._settings.get(id(callback), (callback, {}))
         return settings
 
-    def _called_before(self) -> set[int]:
-        """:return: identities of the callbacks that ``learn`` calls before this one"""
-        return set(map(id, itertools.takewhile(lambda callback: callback is not self, flatten(self.locals["callback"]))))
-
     def _evaluations(self) -> list[EvalCallback]:
         return [callback for callback in self._callbacks() if isinstance(callback, EvalCallback)]
 
@@ -640,7 +661,11 @@ class LogIntervalCallback(BaseCallback):
         if self.offset == 0 or log_interval is None:
             return
         assert isinstance(model, OnPolicyAlgorithm)
+        is_written = (iteration - self.offset) % log_interval == 0
+        if self.offset % log_interval == 0 and is_written:
+            change_next_row(model.logger, iteration)
+            return
         if iteration % log_interval == 0:
             model.dump_logs(iteration)
-        if (iteration - self.offset) % log_interval == 0:
-            skip_next_row(model.logger)
+        if is_written:
+            change_next_row(model.logger, None)

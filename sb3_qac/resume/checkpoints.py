@@ -252,9 +252,12 @@ class _Encoder:
         while name in self.arrays:
             name += "'"
         if isinstance(value, th.Tensor):
-            self.arrays[name] = value.detach().cpu().contiguous().clone()
+            # Keep the memory layout: PyTorch's fused optimizers take that of a parameter for that of its moments
+            axes = sorted(range(value.dim()), key=value.stride, reverse=True)
+            self.arrays[name] = value.detach().cpu().permute(axes).contiguous().clone()
+            layout = {"axes": axes} if axes != sorted(axes) else {}
             learnt = {"requires_grad": True} if value.requires_grad and value.is_leaf else {}
-            return {TAG: "tensor", "name": name, **learnt}
+            return {TAG: "tensor", "name": name, **layout, **learnt}
         kind = "scalar" if isinstance(value, np.generic) else "bytes" if isinstance(value, bytes) else "array"
         array = np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes) else np.asarray(value)
         # Keep the memory layout of transposed images: torch computes them in another order, which changes the rounding
@@ -374,7 +377,11 @@ def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) 
 def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
     kind = value[TAG]
     if kind == "tensor":
-        return arrays[value["name"]].requires_grad_(value.get("requires_grad", False))
+        tensor = arrays[value["name"]]
+        axes = value.get("axes", range(tensor.dim()))
+        return tensor.permute(sorted(range(tensor.dim()), key=axes.__getitem__)).requires_grad_(
+            value.get("requires_grad", False)
+        )
     if kind == "view":
         memory, dtype = arrays[value["name"]].numpy().data, np.dtype(value["dtype"])
         if dtype.hasobject:

@@ -4,6 +4,7 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
@@ -79,6 +80,10 @@ def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
     if not values["random_state"]:
         return  # It was never reset
     obj.unwrapped.np_random.bit_generator.state = values["random_state"]
+    for layer in layers(obj.env):
+        if isinstance(layer, Monitor):
+            # With `allow_early_resets=False` it refuses a reset within an episode, such as the one that has just begun
+            layer.needs_reset = True
     obj.reset(**values["reset_arguments"])
     for action in values["actions"]:
         # A number as `DummyVecEnv` gives it, of NumPy

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Sized
 from typing import Any
 
+import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
@@ -110,7 +111,8 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     ]
     if not different:
         now, then = (
-            {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            # Without a module's own extra state, which may be anything
+            {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, th.Tensor)}
             for tensors in (model.policy.state_dict(), state["policy"])
         )
         others = [name for name in {**then, **now} if now.get(name) != then.get(name)]

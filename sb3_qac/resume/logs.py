@@ -12,21 +12,34 @@ from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 
-def skip_next_row(logger: Logger) -> None:
+def change_next_row(logger: Logger, iteration: int | None) -> None:
     """
-    Record nothing until the next row would be written, and do not write that row.
+    Change the next row that ``learn`` writes.
 
     :param logger: Logger of a training
+    :param iteration: Number of the row; None to leave it out. What was recorded for it before ``learn`` begins to write it
+        then stays for the next one.
     """
     # Those that the user has set on the logger itself
     before: dict[str, Any] = {name: vars(logger)[name] for name in ("record", "dump") if name in vars(logger)}
+    record_unchanged, is_left_out = logger.record, False
+
+    def record(key: str, value: Any, exclude: str | tuple[str, ...] | None = None) -> None:
+        nonlocal is_left_out
+        # What SB3's `dump_logs` records first
+        if key == "time/iterations":
+            value, is_left_out = iteration, iteration is None
+        if not is_left_out:
+            record_unchanged(key, value, exclude)
 
     def dump(step: int = 0) -> None:
         del logger.record, logger.dump
         vars(logger).update(before)
+        if iteration is not None:
+            logger.dump(step)
 
     # On this one logger, because its class may be the user's
-    logger.record = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    logger.record = record  # type: ignore[method-assign]
     logger.dump = dump  # type: ignore[method-assign]
 
 

@@ -1,5 +1,6 @@
 """The state of a model: taken from one model, and set in another that was made in the same way."""
 
+import copy
 import os
 import time
 import warnings
@@ -7,14 +8,17 @@ from collections import deque
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.save_util import recursive_getattr
 
 from sb3_qac.common.files import read_json
 from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint
 from sb3_qac.resume.identity import check_same_training, training_settings, training_state
 from sb3_qac.resume.random_state import set_random_state
-from sb3_qac.resume.state import get_state, is_plain, set_state
+from sb3_qac.resume.state import get_attributes, get_state, is_plain, items_by_key, set_state, set_values
 
 SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
 # State of a model's training, without its policy
@@ -30,6 +34,8 @@ MODEL_ATTRIBUTES = (
     "_last_episode_starts",
     "_last_original_obs",
 )
+# Of a rollout buffer: those of the model
+BUFFER_ATTRIBUTES_SKIPPED = frozenset({"observation_space", "action_space", "device"})
 
 
 def check_supported(model: BaseAlgorithm) -> None:
@@ -54,6 +60,39 @@ def parts_of(model: OnPolicyAlgorithm) -> list[Any]:
     return [model, *parts, model.policy.optimizer, *model.policy.modules(), *model.policy.parameters()]
 
 
+def buffer_state(model: OnPolicyAlgorithm, seen: set[int]) -> dict[str, Any]:
+    """
+    :param model: Model, between two updates
+    :param seen: Identities of objects that its rollout buffer may refer to but does not own
+    :return: what a rollout buffer of another class keeps from one rollout to the next, such as a scale of the rewards; none of
+        the rollout itself, which the next one overwrites
+    """
+    # REINFORCE has none
+    buffer = getattr(model, "rollout_buffer", None)
+    if buffer is None:
+        return {}
+    n_items = (buffer.buffer_size, buffer.buffer_size * buffer.n_envs)
+
+    def is_of_rollout(value: Any) -> bool:
+        items = items_by_key(value)
+        if items:
+            return all(map(is_of_rollout, items.values()))
+        return isinstance(value, np.ndarray | th.Tensor) and value.ndim > 0 and len(value) in n_items
+
+    skipped = {name for name, value in vars(buffer).items() if is_of_rollout(value)}
+    return get_attributes(buffer, "the rollout buffer", seen, BUFFER_ATTRIBUTES_SKIPPED | skipped)
+
+
+def further_modules(model: OnPolicyAlgorithm) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
+    """
+    :param model: Model
+    :return: what an algorithm names for ``save`` besides the policy: modules and optimizers, and tensors, by name
+    """
+    modules, tensors = model._get_torch_save_params()
+    modules = [name for name in modules if name not in ("policy", "policy.optimizer")]
+    return tuple({name: recursive_getattr(model, name) for name in names} for names in (modules, tensors))  # type: ignore[return-value]
+
+
 def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[str, Any]:
     """
     :param model: Model, between two updates
@@ -64,15 +103,22 @@ def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[
     env = get_state(model.env, "the environment", seen_in_env)
     if seen is not None:
         seen |= seen_in_env
+    modules, tensors = further_modules(model)
     return {
         "training": training_settings(model),
         "model": {name: getattr(model, name) for name in (*MODEL_ATTRIBUTES, *training_state(model))},
         "elapsed": time.time_ns() - model.start_time,
         # Copies: parts of the policy share parameters, which it does itself
-        "policy": {name: tensor.clone() for name, tensor in model.policy.state_dict().items()},
+        "policy": {
+            name: value.clone() if isinstance(value, th.Tensor) else copy.deepcopy(value)
+            for name, value in model.policy.state_dict().items()
+        },
         # A callback may freeze layers and free them
         "frozen": [name for name, parameter in model.policy.named_parameters() if not parameter.requires_grad],
         "optimizer": model.policy.optimizer.state_dict(),
+        "modules": {name: copy.deepcopy(module.state_dict()) for name, module in modules.items()},
+        "tensors": {name: tensor.detach().clone() for name, tensor in tensors.items()},
+        "rollout_buffer": buffer_state(model, {*seen_in_env, *map(id, parts_of(model))}),
         "env": env,
     }
 
@@ -91,6 +137,14 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
         for name, parameter in model.policy.named_parameters():
             parameter.requires_grad_(name not in state["frozen"])
     model.policy.optimizer.load_state_dict(state["optimizer"])
+    # Earlier checkpoints do not have the following either
+    modules, tensors = further_modules(model)
+    for name, values in state.get("modules", {}).items():
+        modules[name].load_state_dict(values)
+    for name, tensor in state.get("tensors", {}).items():
+        tensors[name].data.copy_(tensor)
+    if state.get("rollout_buffer"):
+        set_values.dispatch(object)(model.rollout_buffer, state["rollout_buffer"], "the rollout buffer")
     vars(model).update(state["model"])
     for name in ("ep_info_buffer", "ep_success_buffer"):
         # The saved ones have the length of the earlier `stats_window_size`. If it is the same, a callback may refer to them

@@ -42,8 +42,9 @@ class DeferredSignals:
             left_behind = getattr(signal.getsignal(number), "__self__", None)
             if isinstance(left_behind, DeferredSignals):
                 left_behind.release()
-            # An ignored signal stays ignored, such as SIGINT in a background job
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            # An ignored signal stays ignored, such as SIGINT in a background job. None is a handler in C, which could not be
+            # restored
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 self._handlers[number] = signal.signal(number, self._on_signal)
 
     def release(self) -> None:

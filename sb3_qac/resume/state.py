@@ -214,7 +214,10 @@ def get_state(obj: Any, name: str = "object", seen: set[int] | None = None) -> A
     :return: Plain data and ``ObjectState``
     :raises StateError: if a part is neither and no function is registered for its class; the message says where
     """
-    return _state_of(obj, name, set() if seen is None else seen)
+    try:
+        return _state_of(obj, name, set() if seen is None else seen)
+    except RecursionError:
+        raise StateError(f"The state of {name} cannot be taken: a list or dictionary in it contains itself.") from None
 
 
 def set_state(obj: Any, state: Any, name: str = "object") -> None:
@@ -333,8 +336,7 @@ def is_constant(value: Any, seen: set[int]) -> bool:
     if isinstance(value, dict | list | tuple) and value and not is_plain(value):
         return all(is_constant(item, seen) for item in (value.values() if isinstance(value, dict) else value))
     if isinstance(value, functools.partial):
-        used = (value.func, *value.args, *value.keywords.values())
-        return all(is_plain(item) or id(item) in seen or is_constant(item, seen) for item in used)
+        return all(_is_fixed(item, seen) for item in (value.func, *value.args, *value.keywords.values()))
     if isinstance(value, METHODS):
         # Functions of modules have one too
         owner = value.__self__
@@ -345,6 +347,18 @@ def is_constant(value: Any, seen: set[int]) -> bool:
         or package == "logging"
         or (package == "pygame" and type(value).__name__ in PYGAME_CONSTANTS)
     )
+
+
+def _is_fixed(value: Any, seen: set[int]) -> bool:
+    """
+    :param value: Argument of a ``functools.partial``
+    :param seen: Identities of objects whose state is already taken
+    :return: Whether it is no further state: it cannot change, or has its state elsewhere
+    """
+    if isinstance(value, tuple):
+        return all(_is_fixed(item, seen) for item in value)
+    can_change = isinstance(value, np.ndarray | th.Tensor | list | dict | deque | set)
+    return is_constant(value, seen) or id(value) in seen or (is_plain(value) and not can_change)
 
 
 def objects_in(state: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -440,18 +454,21 @@ def _(obj: Any, values: dict[str, Any], name: str) -> None:
 def _(obj: functools.partial, name: str, seen: set[int]) -> dict[str, Any]:
     """The function and the arguments have the state."""
     used = dict(enumerate((obj.func, *obj.args, *obj.keywords.values())))
-    return {
-        str(i): _state_of(item, f"{name}[{i}]", seen)
-        for i, item in used.items()
-        if not (is_plain(item) or id(item) in seen or is_constant(item, seen))
-    }
+    return {str(i): _state_of(item, f"{name}[{i}]", seen) for i, item in used.items() if not _is_fixed(item, seen)}
 
 
 @set_values.register
 def _(obj: functools.partial, values: dict[str, Any], name: str) -> None:
-    used = (obj.func, *obj.args, *obj.keywords.values())
+    used = [obj.func, *obj.args, *obj.keywords.values()]
     for i, state in values.items():
-        set_state(used[int(i)], state, f"{name}[{i}]")
+        if isinstance(state, ObjectState):
+            set_state(used[int(i)], state, f"{name}[{i}]")
+        else:
+            # The same list or array may be an attribute too, which gets this one
+            used[int(i)] = _on_device_of(used[int(i)], state)
+    func, *arguments = used
+    args, keywords = arguments[: len(obj.args)], dict(zip(obj.keywords, arguments[len(obj.args) :], strict=True))
+    obj.__setstate__((func, tuple(args), keywords, vars(obj)))  # type: ignore[attr-defined]
 
 
 @get_values.register

@@ -203,6 +203,7 @@ class AleVecEnv(VecEnv):
         self._screen, self._has_left_state = obs, False
 
         self._reset_seeds()
+        self._reset_options()
         return obs
 
     def step_async(self, actions: np.ndarray) -> None:
