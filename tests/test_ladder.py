@@ -11,6 +11,7 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
 
 from sb3_qac import QA2C, REINFORCE
+from sb3_qac.__main__ import main
 from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS, field_name
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.ladder import _median, gradients_of_updates, noise_of_run, write_page
@@ -42,6 +43,11 @@ def test_gradients_are_collected_without_learning(algorithm):
 
 
 @pytest.mark.usefixtures("quick_noise")
+def test_a_return_to_stop_at_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="study: `--stop-return` is 475, but the ladder's page compares"):
+        main(["study", "ladder", "--stop-return", "475", "--output", str(tmp_path)])
+
+
 def test_the_page_has_each_rung_in_its_order(tmp_path):
     runs = make_grid("ladder", ["dqn", "task1", "reinforce-to-go"], [0], tmp_path, **SMALL)
     assert run_study(runs) == {}

@@ -21,6 +21,7 @@ from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.ladder import write_page
 from sb3_qac.study.loading import figures_of, load_curves, load_everything, load_run, load_study
 from sb3_qac.study.pack import N_POINTS, add_packed, command_of, load_pack, rounded, thinned, write_pack
+from sb3_qac.study.records import records_of
 from sb3_qac.study.report import markdown, write_report
 from tests.test_report import write_run
 
@@ -301,9 +302,15 @@ def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_p
         main(["pack", str(tmp_path / "moved"), "--output", str(output), "--add"])
 
 
+def with_unfinished(parts, path):
+    """:return: the records, with this run as it is before its end"""
+    next(record for record in records_of(parts) if record.path == path).status["finished"] = False
+    return parts
+
+
 def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
     output = tmp_path / "cartpole"
-    write_pack(load_everything(live), output, ["a2c_seed-1"])
+    write_pack(with_unfinished(load_everything(live), "a2c_seed-1"), output, ["a2c_seed-1"])
     others = {"": [load_study(live)["CartPole-v1"]["a2c"][0]]}
     write_pack(add_packed(others, output), output)
     assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == "lost"
@@ -530,12 +537,21 @@ def test_the_command_of_a_run_gives_that_run(tmp_path):
 
 
 def test_a_run_of_a_lost_machine_is_marked(live, tmp_path):
-    write_pack(load_everything(live), tmp_path, lost=["a2c_seed-0"])
+    parts = load_everything(live)
+    with pytest.raises(ValueError, match="a2c_seed-0 finished, so nothing of it was lost: leave it out of `--lost`"):
+        write_pack(parts, tmp_path, lost=["a2c_seed-0"])
+    write_pack(with_unfinished(parts, "a2c_seed-0"), tmp_path, lost=["a2c_seed-0"])
     record = load_study(tmp_path)["CartPole-v1"]["a2c"][0]
     assert record.state == "lost" and not record.finished
     assert "| a2c_seed-0 | lost |" in markdown(tmp_path, load_study(tmp_path), None)
     with pytest.raises(ValueError, match="There is no run a2c_seed-7 among a2c_seed-0"):
         write_pack(load_everything(live), tmp_path, lost=["a2c_seed-7"])
+
+
+def test_a_part_in_a_hidden_folder_is_found(live, tmp_path):
+    shutil.copytree(live / "a2c_seed-0", tmp_path / "study" / ".old" / "a2c_seed-0")
+    write_pack(load_everything(tmp_path / "study"), tmp_path / "packed")
+    assert list(load_study(tmp_path / "packed" / ".old")["CartPole-v1"]) == ["a2c"]
 
 
 @pytest.mark.usefixtures("quick_noise")

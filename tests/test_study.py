@@ -33,8 +33,9 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C
 from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
 from stable_baselines3.common.callbacks import EvalCallback
-from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.env_util import is_wrapped, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
 
 import sb3_qac
 from sb3_qac.__main__ import main, make_parser
@@ -852,6 +853,15 @@ def test_evaluations_have_the_environment_arguments_of_the_hyperparameters(tmp_p
         ("Acrobot-v1: {n_envs: 1}", "Hyperparameters not found for qa2c-CartPole-v1"),
         ("CartPole-v1: {n_envs: 1}", "has no entry 'n_timesteps' for CartPole-v1"),
         ("CartPole-v1: {n_timesteps: 1}", "has no entry 'policy' for CartPole-v1"),
+        (
+            "CartPole-v1: {n_timesteps: abc, policy: MlpPolicy}",
+            "`n_timesteps` for `CartPole-v1` in `.*mine.yml` must be .*'abc'",
+        ),
+        ("CartPole-v1: {n_timesteps: 0, policy: MlpPolicy}", "`n_timesteps` .*at least 1, but 0 was given"),
+        ("CartPole-v1: {n_timesteps: 1, policy: MlpPolicy, n_envs: 0}", "`n_envs` .*at least 1, but 0 was given"),
+        ("CartPole-v1: {n_timesteps: 1e3}", "has the entry 'n_timesteps' .*is the text '1e3'. YAML needs a point: 1.0e-3"),
+        ("CartPole-v1: {learning_rate: .5e-3}", "has the entry 'learning_rate' .*is the text '.5e-3'"),
+        ("CartPole-v1: {seed: 3}", "has the entry 'seed' for CartPole-v1, which is neither an argument"),
         ("CartPole-v1: {n_timesteps: 1, ent_ceof: 1}", r"the entry 'ent_ceof' for CartPole-v1.*argument of QA2C \(.*ent_coef"),
     ],
 )
@@ -912,8 +922,11 @@ def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
     command = ["study", "MyCartPole-v0", "--algos", "qppo", *options, "--output", str(tmp_path / "study")]
     with pytest.raises(SystemExit, match="`--gym-packages` imports the module that registers"):
         main(command)
-    with pytest.raises(SystemExit, match="`--gym-packages` must be modules that Python can import, but 'nowhere' was given"):
-        main([*command, "--gym-packages", "nowhere"])
+    for name in ("nowhere", "./my_package.py", ""):
+        with pytest.raises(
+            SystemExit, match=f"`--gym-packages` must be modules that Python can import, but '{name}' was given"
+        ):
+            main([*command, "--gym-packages", name])
     assert main([*command, "--gym-packages", "my_package", "--jobs", "2"]) == 0
     first, _ = make_grid("MyCartPole-v0", ["qppo"], [0, 1], tmp_path / "study", gym_packages=["my_package"])
     assert first.finished and read_run(Path(first.folder)).gym_packages == ["my_package"]
@@ -932,12 +945,12 @@ def test_a_training_that_ends_before_its_first_evaluation_is_told(tmp_path, caps
     # The preset of QPPO has 50,000 steps, RL Zoo's of A2C 500,000
     runs = make_grid("CartPole-v1", ["qppo", "a2c"], [0, 1], tmp_path)
     (line,) = without_evaluation(runs)
-    assert line.startswith("qppo on CartPole-v1 has no evaluation, because its 50,000 steps are fewer than")
+    assert line.startswith("qppo on CartPole-v1 may have no evaluation, because its 50,000 steps are fewer than")
     assert not list(without_evaluation([replace(run, eval_freq=50_000) for run in runs[:2]]))
     assert not list(without_evaluation([replace(run, n_timesteps=300_000) for run in runs]))
     options = ["--steps", "200", "--algos", "a2c", "--seeds", "0", "--wandb", "disabled", "--output", str(tmp_path)]
     assert main(["study", "CartPole-v1", *options]) == 0
-    assert "study: a2c on CartPole-v1 has no evaluation, because its 200 steps" in capsys.readouterr().err
+    assert "study: a2c on CartPole-v1 may have no evaluation, because its 200 steps" in capsys.readouterr().err
 
 
 # RL Zoo's PPO for Pendulum has state-dependent exploration
@@ -1203,6 +1216,7 @@ def test_a_preset_for_rl_zoo_may_have_exact_checkpoints_of_its_own(tmp_path):
 def test_a_run_that_begins_again_has_no_evaluation_and_no_log_of_the_time_before(name, tmp_path, monkeypatch):
     """DQN cannot be resumed, so it starts from step 0."""
     (run,) = make_grid("CartPole-v1", ["dqn"], [0], tmp_path / name, **SMALL)
+    folder = Path(run.folder)
     # In its first steps it writes no row
     for last, evaluations in ((900, [800]), (4, [])):
 
@@ -1214,10 +1228,32 @@ def test_a_run_that_begins_again_has_no_evaluation_and_no_log_of_the_time_before
         with monkeypatch.context() as patch:
             patch.setattr(StatusCallback, "_on_step", interrupt)
             train_run(run)
+        assert not (folder / "diagnosis.json").exists() and not (folder / "noise.json").exists()
+        # Every 200 steps, and not those of the time before
+        assert len(list((folder / "snapshots").iterdir())) == (5 if evaluations else 1)
+        (folder / "diagnosis.json").touch()
+        (folder / "noise.json").touch()
         assert not run.finished and load_run(Path(run.folder)).timesteps.tolist() == evaluations
         assert Path(run.folder, "best_model.zip").exists() == bool(evaluations)
         assert bool(load_run(Path(run.folder)).curves) == bool(evaluations)
         assert len(list(Path(run.folder, "tensorboard").glob("**/events*"))) == 1
+
+
+def test_a_training_does_not_take_statistics_of_the_working_directory(tmp_path, monkeypatch):
+    """RL Zoo looks for those of `trained_agent` there, if it has none."""
+    with contextlib.closing(VecNormalize(make_vec_env("CartPole-v1"))) as env:
+        env.save(str(make_folder(tmp_path / "CartPole-v1") / "vecnormalize.pkl"))
+    monkeypatch.chdir(tmp_path)
+    (run,) = make_grid("CartPole-v1", ["a2c"], [0], tmp_path / "study", **SMALL)
+    with model_of(run) as model:
+        assert model.get_vec_normalize_env() is None
+
+
+def test_a_folder_that_cannot_be_made_does_not_stop_the_other_runs(tmp_path):
+    first, second = make_grid("CartPole-v1", ["a2c"], [0, 1], tmp_path, **SMALL)
+    Path(first.folder).touch()
+    failed = run_study([first, second])
+    assert list(failed) == [first.folder] and second.finished
 
 
 def test_an_error_in_letters_that_the_locale_lacks_does_not_stop_the_other_runs(tmp_path, monkeypatch):

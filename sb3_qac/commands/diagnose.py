@@ -23,7 +23,10 @@ def add_parser(commands: Any) -> None:
     diagnose.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a run, with its snapshots")
     diagnose.add_argument("--rollouts", type=int, default=200, help="rollouts at each point")
     diagnose.add_argument(
-        "--points", type=int, default=3, help="number of points, from the start to the end of the training; 1: the end"
+        "--points",
+        type=int,
+        default=3,
+        help="number of points, from the first to the last snapshot of the training; 1: the last",
     )
     diagnose.add_argument(
         "--states",
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
                 print("\n".join([f"## {folder}", "", *tables(result), ""]), flush=True)
     except BrokenPipeError:
         raise
-    except (OSError, ValueError, gym.error.Error) as error:
+    except (OSError, ValueError, ImportError, gym.error.Error) as error:
         failure = f"diagnose: {error}"
     if args.json:
         print(to_json(results))

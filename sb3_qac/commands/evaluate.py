@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for folder in args.folders:
         try:
             result = evaluate_agent(folder, args.episodes)
-        except (OSError, ValueError, gym.error.Error) as error:
+        except (OSError, ValueError, ImportError, gym.error.Error) as error:
             # The remaining agents are still evaluated
             errors.append(f"evaluate: {error}")
         else:

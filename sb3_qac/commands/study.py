@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
-        check_ladder(args.algos)
+        check_ladder(args.algos, args.stop_return)
     try:
         if args.ray is not None:
             check_ray_address(args.ray)
@@ -111,10 +111,22 @@ def run(args: argparse.Namespace) -> int:
     for run_folder, reason in failed.items():
         print(f"{run_folder} failed: {reason_of_failure(run_folder, reason)}", file=sys.stderr)
     if args.env == "ladder":
-        from sb3_qac.study.ladder import write_page
-
-        print(write_page(folder, args.jobs), file=sys.stderr if args.json else sys.stdout)
+        print_page(folder, args.jobs, args.json)
     return 1 if failed else 0
+
+
+def print_page(folder: Path, jobs: int, as_json: bool) -> None:
+    """
+    :param folder: Folder of the ladder
+    :param jobs: Number of processes
+    :param as_json: Whether the output is for JSON, so that the page's path goes elsewhere
+    """
+    from sb3_qac.study.ladder import write_page
+
+    try:
+        print(write_page(folder, jobs), file=sys.stderr if as_json else sys.stdout)
+    except ValueError as error:
+        sys.exit(f"study: {error}")
 
 
 def print_results(runs: Sequence[Any], as_json: bool) -> None:
@@ -174,12 +186,18 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     )
 
 
-def check_ladder(algos: Sequence[str] | None) -> None:
+def check_ladder(algos: Sequence[str] | None, stop_return: float | None) -> None:
     """
     Exit if the page of the ladder cannot be written: before half an hour of training instead of after it.
 
     :param algos: Requested algorithms; None for all
+    :param stop_return: Return at which a training should stop; None for no such return
     """
+    if stop_return is not None:
+        sys.exit(
+            f"study: `--stop-return` is {stop_return:g}, but the ladder's page compares the last evaluations of whole "
+            "trainings. Leave it out: the page has the steps to a return too."
+        )
     if algos is not None and not {field_name(algo) for algo in algos} & set(RUNGS):
         sys.exit(f"study: the ladder has no rung {', '.join(algos)}. There are {', '.join(RUNGS)}.")
     missing = [name for name in ("markdown", "matplotlib", "rliable") if find_spec(name) is None]

@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         check_run(args.folder)
         returns = record_videos(args.folder, output, args.games, args.fps, args.gif)
-    except (OSError, ValueError, gym.error.Error) as error:
-        # Classic control draws with pygame, which is an extra of gymnasium
+    except (OSError, ValueError, ImportError, gym.error.Error) as error:
+        # Classic control draws with pygame, which is an extra of gymnasium. A wrapper of the run may not be found here
         sys.exit(f"video: {error}")
     print(to_json(returns, indent=None) if args.json else "\n".join([*summary(returns), f"The videos are in {output}."]))
     return 0

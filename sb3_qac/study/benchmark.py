@@ -319,7 +319,7 @@ def machine_of(device: str) -> dict[str, Any]:
     """
     used = get_device(device)
     return {
-        "device": th.cuda.get_device_name(used) if used.type == "cuda" else "cpu",
+        "device": th.cuda.get_device_name(used) if used.type == "cuda" else used.type,
         "processor": _processor(),
         "cores": th.get_num_threads(),
         "versions": {

@@ -40,6 +40,9 @@ from sb3_qac.zoo import register
 ZOO_ENTRIES = {"n_envs", *ENVIRONMENT_ENTRIES}
 # Those that it changes before it passes them on, or reads itself, and that a search cannot set
 OTHER_ENTRIES = {"n_timesteps", "callback", "noise_type", "noise_std"}
+COUNTS = {"n_timesteps", "n_envs"}
+# Arguments of algorithms that RL Zoo passes on itself
+OF_THE_STUDY = {"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 # How often a run is retried after its machine is lost, and how many seconds a run has to write its last checkpoint
 RAY_RETRIES, RAY_GRACE = 10, 60
 # With more runs than this, the table shows only active ones
@@ -179,20 +182,31 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
             )
 
 
-def check_entry(finding: str, name: str, algo: str, zoo_entries: set[str]) -> None:
+def check_entry(finding: str, name: str, value: Any, algo: str, zoo_entries: set[str]) -> None:
     """
     :param finding: Where the entry is, as the beginning of the message
     :param name: Name of an entry of hyperparameters
+    :param value: Its value
     :param algo: Algorithm, by its name in RL Zoo
     :param zoo_entries: Entries of RL Zoo that are allowed too
-    :raises ValueError: if the algorithm has no such argument, and RL Zoo no such entry
+    :raises ValueError: if the algorithm has no such argument, and RL Zoo no such entry, or its value is a number as text
     """
-    arguments = inspect.signature(ALGOS[algo]).parameters
+    if isinstance(value, str) and _is_number(value):
+        raise ValueError(f"{finding}, whose value is the text {value!r}. YAML needs a point: 1.0e-3, or 0.001.")
+    arguments = [argument for argument in inspect.signature(ALGOS[algo]).parameters if argument not in OF_THE_STUDY]
     if name not in arguments and name not in zoo_entries:
         raise ValueError(
             f"{finding}, which is neither an argument of {ALGOS[algo].__name__} ({', '.join(arguments)}) "
             f"nor one of {', '.join(sorted(zoo_entries))}."
         )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def hyperparams_of(run: Run) -> dict[str, Any]:
@@ -205,7 +219,7 @@ def hyperparams_of(run: Run) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             hyperparams, _ = manager.read_hyperparameters()
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{manager.config} is not a YAML file: {error}") from None
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{manager.config} has no hyperparameters by environment: {error}.") from None
@@ -215,8 +229,11 @@ def hyperparams_of(run: Run) -> dict[str, Any]:
             f"{manager.config} cannot be read: {error}. It must be a YAML file (.yml, .yaml) with hyperparameters by "
             "environment, or a Python file (.py) that has them in `hyperparams`."
         ) from None
-    for name in hyperparams:
-        check_entry(f"{manager.config} has the entry {name!r} for {run.env_id}", name, run.algo, ZOO_ENTRIES | OTHER_ENTRIES)
+    for name, value in hyperparams.items():
+        finding = f"{manager.config} has the entry {name!r} for {run.env_id}"
+        check_entry(finding, name, value, run.algo, ZOO_ENTRIES | OTHER_ENTRIES)
+        if name in COUNTS:
+            check_number(f"{name}` for `{run.env_id}` in `{manager.config}", value, minimum=1)
     missing = [name for name in ("n_timesteps", "policy") if name not in hyperparams]
     if missing:
         raise ValueError(f"{manager.config} has no entry {missing[0]!r} for {run.env_id}.")
@@ -233,8 +250,8 @@ def without_evaluation(runs: Sequence[Run]) -> Iterator[str]:
         steps = run.n_timesteps or int(float(hyperparams_of(run)["n_timesteps"]))
         if steps < run.eval_freq:
             yield (
-                f"{field_name(run.group)} on {run.env_id} has no evaluation, because its {steps:,} steps are fewer than those "
-                f"between two evaluations, {run.eval_freq:,}. `--eval-freq` sets these."
+                f"{field_name(run.group)} on {run.env_id} may have no evaluation, because its {steps:,} steps are fewer than "
+                f"those between two evaluations, {run.eval_freq:,}. `--eval-freq` sets these."
             )
 
 

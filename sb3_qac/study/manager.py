@@ -77,6 +77,8 @@ class StudyManager(ExperimentManager):
             log_interval=-1,
         )
         self.run = run
+        # RL Zoo looks for statistics of normalisation next to it. Without one that would be in the working directory
+        self.trained_agent = f"{run.folder}/checkpoints/none"
         self.save_path = run.folder
         self.params_path = f"{run.folder}/{self.env_name}"
         self.deterministic_eval = run.deterministic
@@ -153,7 +155,8 @@ def import_packages(names: Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except ImportError as error:
+        except (ImportError, TypeError, ValueError) as error:
+            # The others are for a relative name, such as that of a file, and an empty one
             raise ValueError(
                 f"`--gym-packages` must be modules that Python can import, but {name!r} was given: {error}. Install it, or "
                 "run the command in the folder of its file."

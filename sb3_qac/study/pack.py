@@ -79,12 +79,10 @@ def write_pack(
     :param n_points: Rows of a run in ``curves.csv.xz`` at most
     :param kept: Paths of runs whose curves are written as they are, because they may be kept nowhere else
     :return: the files
-    :raises ValueError: if there is no such run, or a run is there twice
+    :raises ValueError: if there is no such run, a lost run finished, or a run is there twice
     """
     records = records_of(parts)
-    unknown = set(lost) - {record.path for record in records}
-    if unknown:
-        raise ValueError(f"There is no run {', '.join(sorted(unknown))} among {', '.join(x.path for x in records)}.")
+    _check_lost(lost, records)
     for of_part in parts.values():
         check_different_runs(of_part)
     for record in records:
@@ -125,6 +123,15 @@ def write_pack(
             else:
                 (output / name).unlink(missing_ok=True)
     return [output / name for name in (RUNS_FILE, SETTINGS_FILE, *tables, DIAGNOSIS_FILE) if (output / name).is_file()]
+
+
+def _check_lost(lost: Sequence[str], records: Sequence[Record]) -> None:
+    unknown = set(lost) - {record.path for record in records}
+    if unknown:
+        raise ValueError(f"There is no run {', '.join(sorted(unknown))} among {', '.join(x.path for x in records)}.")
+    finished = [record.path for record in records if record.path in lost and record.finished]
+    if finished:
+        raise ValueError(f"{', '.join(finished)} finished, so nothing of it was lost: leave it out of `--lost`.")
 
 
 def rounded(value: Any) -> Any:
@@ -258,7 +265,8 @@ def find_pack(folder: Path) -> tuple[Path, str] | None:
     for parent in (folder, *folder.parents):
         # Above the folder, other programs' tables may have this name
         if (parent / RUNS_FILE).is_file() and (parent == folder or (parent / SETTINGS_FILE).is_file()):
-            return parent, folder.relative_to(parent).as_posix().removeprefix(".")
+            part = folder.relative_to(parent).as_posix()
+            return parent, "" if part == "." else part
     return None
 
 

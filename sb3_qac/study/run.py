@@ -136,5 +136,8 @@ def read_run(folder: Path) -> Run:
         )
     known = {field.name: settings[field.name] for field in dataclasses.fields(Run) if field.name in settings}
     if known.get("config") and not Path(known["config"]).is_file():
-        raise ValueError(f"The hyperparameters of {folder} were those of {known['config']}, which no longer exists.")
+        raise ValueError(
+            f"The hyperparameters of {folder} were those of {known['config']}, which no longer exists. Put that file back, or "
+            f"write its new place into the entry `config` of {folder / 'run.json'}."
+        )
     return Run(**{**known, "folder": str(folder)})

@@ -198,18 +198,21 @@ def load_search(path: Path) -> Search:
                 if kind is dict and not isinstance(entry, str):
                     raise TypeError(f"the names in `{name}` must be text, but {entry!r} was given.")
         rounds = [_part(Round, entries) for entries in content["rounds"]]
-        algorithms = {name: _part(Algorithm, {"algo": name, **entries}) for name, entries in content["algorithms"].items()}
+        algorithms = {name: _part(Algorithm, entries, algo=name) for name, entries in content["algorithms"].items()}
         search = _part(Search, {**content, "rounds": rounds, "algorithms": algorithms})
         check_search(search)
     except KeyError as error:
         raise ValueError(f"{path} has no entry {error}.") from None
-    except (yaml.YAMLError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not the file of a search: {error}") from None
     return search
 
 
-def _part(kind: type[Part], entries: dict[str, Any]) -> Part:
+def _part(kind: type[Part], entries: dict[str, Any], **defaults: Any) -> Part:
     """:return: a part of a search, or the search itself, from its entries in the file"""
+    if not isinstance(entries, dict):
+        raise TypeError(f"{kind.__name__} must be a mapping of its entries, but {entries!r} was given.")
+    entries = {**defaults, **entries}
     known = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
     for name in entries:
         if name not in known:
@@ -268,15 +271,18 @@ def check_entries(name: str, algorithm: Algorithm) -> None:
     :param algorithm: The algorithm
     :raises ValueError: if a study does not know it, or it does not have an argument that the search sets
     """
+    for part in ("space", "fixed", "start"):
+        if not isinstance(getattr(algorithm, part), dict):
+            raise ValueError(f"`{part}` of {name} must be a mapping of entries, but {getattr(algorithm, part)!r} was given.")
+    if not isinstance(algorithm.algo, str):
+        raise ValueError(f"`algo` of {name} must be the name of an algorithm, but {algorithm.algo!r} was given.")
     algo = TASKS.get(algorithm.algo, (algorithm.algo, {}))[0]
     if algo not in ALGOS:
         known = ", ".join([*TASKS, *sorted(ALGOS)])
         raise ValueError(f"The search of {name} is one of {algorithm.algo!r}, which is no algorithm. There are {known}.")
     choices = [choice for entry, values in algorithm.space.items() for _, choice in choices_of(entry, values)]
     for entry, value in [item for entries in (algorithm.fixed, algorithm.start, *choices) for item in entries.items()]:
-        check_entry(f"The search of {name} has the entry {entry!r}", entry, algo, ZOO_ENTRIES)
-        if isinstance(value, str) and value[:1].isdigit():
-            raise ValueError(f"{entry!r} is the text {value!r} in the search of {name}. YAML needs a point: 1.0e-3, or 0.001.")
+        check_entry(f"The search of {name} has the entry {entry!r}", entry, value, algo, ZOO_ENTRIES)
 
 
 # ---- the trainings ----

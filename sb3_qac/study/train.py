@@ -24,6 +24,7 @@ from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in
 from sb3_qac.resume.state import StateError
 from sb3_qac.resume.wandb import wandb_run_id
+from sb3_qac.study.loading import CURVES_FILE, DIAGNOSIS_FILE, NOISE_FILE
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.zoo import register
@@ -36,9 +37,11 @@ def train_run(run: Run) -> str | None:
 
     :param run: The run
     :return: None, or the error; that of a training is also in the run's ``error.txt``, unless the disk is full
-    :raises ValueError: if its folder cannot be made
     """
-    folder = make_folder(Path(run.folder))
+    try:
+        folder = make_folder(Path(run.folder))
+    except ValueError as error:
+        return str(error)
     with FileLock(folder / "lock"):
         try:
             # Again: a process that had the lock may have begun it with other settings
@@ -97,9 +100,10 @@ def _train(run: Run) -> None:
             assert result is not None
             if not checkpoints_in(Path(run.folder, "checkpoints")):
                 # It begins again: its first evaluation is yet to come, and its log must not continue the former one
-                for name in ("evaluations.npz", "best_model.zip", "curves.csv"):
+                for name in ("evaluations.npz", "best_model.zip", CURVES_FILE, DIAGNOSIS_FILE, NOISE_FILE):
                     Path(run.folder, name).unlink(missing_ok=True)
-                shutil.rmtree(Path(run.folder, "tensorboard"), ignore_errors=True)
+                for name in ("tensorboard", "snapshots"):
+                    shutil.rmtree(Path(run.folder, name), ignore_errors=True)
             try:
                 manager.learn(result[0])
             except (CheckpointError, StateError):

@@ -85,7 +85,7 @@ def check_same_speed(run: Run) -> None:
         seconds cannot be compared
     """
     kept = read_json(Path(run.folder, "run.json"))
-    if not kept:
+    if not kept or run.failed_at_once:
         return
     here = provenance()
     for name, there, now in (

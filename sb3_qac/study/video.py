@@ -56,7 +56,9 @@ def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, g
                 # Half as many images, and half the size unless they are as small as Atari's
                 stride = 2 if beginning[0].shape[1] > 300 else 1
                 images = [image[::stride, ::stride] for image in beginning[::2]]
-                imageio.mimwrite(videos / f"{name}.gif", images, duration=2000 / fps, loop=0)
+                # In milliseconds. GIF has hundredths of a second, and Pillow rounds down
+                duration = 10 * max(round(200 / fps), 2)
+                imageio.mimwrite(videos / f"{name}.gif", images, duration=duration, loop=0)
         for path in videos.iterdir():
             path.replace(output / path.name)
         if not gif:

@@ -39,7 +39,9 @@ def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, st
         try:
             train = delayed(_train_unless_stopped)
             # joblib would give several trainings at once to a process, if those before it fail within a moment
-            parallel = Parallel(n_jobs=jobs, return_as="generator", batch_size=1, initializer=_start_process)
+            # It starts all its processes at once, and with one it would train in this process
+            n_jobs = max(2, min(jobs, len(runs)))
+            parallel = Parallel(n_jobs=n_jobs, return_as="generator", batch_size=1, initializer=_start_process)
             for run, error in zip(runs, parallel(train(run, folder) for run in runs), strict=True):
                 if signals.pending is None:
                     yield run, error
@@ -50,8 +52,8 @@ def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, st
             # Ctrl-C in a terminal ends a process that is still starting, and joblib then ends the others
             if signals.pending is None:
                 raise ValueError(
-                    "A process of `--jobs` was killed, as when memory runs out, and the others were ended with it. Run the "
-                    "same command again to continue, with fewer `--jobs` if memory is short."
+                    "A process of `--jobs` was killed, as when memory runs out, or could not start, and the others were ended "
+                    "with it. Run the same command again to continue, with fewer `--jobs` if memory is short."
                 ) from None
         finally:
             signals.release()
