@@ -1228,14 +1228,15 @@ def test_a_run_that_begins_again_has_no_evaluation_and_no_log_of_the_time_before
         with monkeypatch.context() as patch:
             patch.setattr(StatusCallback, "_on_step", interrupt)
             train_run(run)
-        for of_before in (folder / "diagnosis.json", folder / "noise.json", folder / "snapshots" / "0000000800.zip"):
-            assert not of_before.exists()
-            make_folder(of_before.parent)
-            of_before.touch()
+        of_before = [folder / "diagnosis.json", folder / "noise.json", folder / "snapshots" / "0000000800.zip"]
+        assert not any(path.exists() for path in of_before)
         assert not run.finished and load_run(Path(run.folder)).timesteps.tolist() == evaluations
         assert Path(run.folder, "best_model.zip").exists() == bool(evaluations)
         assert bool(load_run(Path(run.folder)).curves) == bool(evaluations)
         assert len(list(Path(run.folder, "tensorboard").glob("**/events*"))) == 1
+        for path in of_before:
+            make_folder(path.parent)
+            path.touch()
 
 
 def test_a_training_does_not_take_statistics_of_the_working_directory(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The callback that writes checkpoints and resumes from them."""
 
 import copy
+import itertools
 import json
 import os
 import sys
@@ -381,9 +382,11 @@ class ExactCheckpointCallback(BaseCallback):
         check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
 
         restore_model(self.model, state)
+        called_before = self._called_before()
         for callback, (_, values) in zip(self._callbacks(), state["callbacks"], strict=True):
+            plain = {name: value for name, value in values.items() if is_plain(value)}
             # A copy: they may change the values before these are restored a second time
-            set_attributes(callback, copy.deepcopy({name: value for name, value in values.items() if is_plain(value)}))
+            set_attributes(callback, copy.deepcopy(plain) if id(callback) in called_before else plain)
         for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
             # Some create objects in `reset`. It may draw from the global generators, which are restored later
             env.reset()
@@ -410,9 +413,12 @@ class ExactCheckpointCallback(BaseCallback):
 
         :param state: Result of ``_state``
         """
+        # Callbacks before this one were already called for this rollout, as when the checkpoint was written
+        called_before = self._called_before()
         for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
+            left = {key: value for key, value in values.items() if id(callback) in called_before or not is_plain(value)}
             # As the attributes were taken, also if functions are registered for the class of the callback
-            set_values.dispatch(object)(callback, values, name)
+            set_values.dispatch(object)(callback, left, name)
         self._restore_rows(state["logger"])
         set_random_state(state["random"])
 
@@ -545,6 +551,10 @@ class ExactCheckpointCallback(BaseCallback):
         """:return: result of ``callback_settings`` from when this training started"""
         _, settings = self._settings.get(id(callback), (callback, {}))
         return settings
+
+    def _called_before(self) -> set[int]:
+        """:return: identities of the callbacks that ``learn`` calls before this one"""
+        return set(map(id, itertools.takewhile(lambda callback: callback is not self, flatten(self.locals["callback"]))))
 
     def _evaluations(self) -> list[EvalCallback]:
         return [callback for callback in self._callbacks() if isinstance(callback, EvalCallback)]
