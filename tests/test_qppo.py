@@ -602,6 +602,13 @@ def test_explained_variance_of_q_is_that_of_v_where_there_is_one_action():
 # ---- the adaptive coefficient ----
 
 
+@pytest.mark.parametrize(("kl", "coefficient"), [(0.16, 2.0), (0.14, 1.0), (0.1 / 1.4, 1.0), (0.1 / 1.6, 0.5)])
+def test_kl_coefficient_stays_within_a_factor_of_one_and_a_half_of_the_target(kl, coefficient):
+    model = make_model(kl_target=0.1, kl_coef=1.0)
+    model._adapt_kl_coef(kl, 0.1)
+    assert model.kl_coef == coefficient
+
+
 @pytest.mark.parametrize(("kl_target", "coefficient"), [(1e-9, 16.0), (10.0, 1 / 16)])
 def test_kl_coefficient_is_adapted_to_the_target(kl_target, coefficient):
     """Doubled after each of four rollouts whose policy moves further than the target, halved where it moves less."""

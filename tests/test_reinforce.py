@@ -172,6 +172,18 @@ def test_normalized_weights_do_not_depend_on_the_scale_of_rewards():
     th.testing.assert_close(*parameters, rtol=1e-3, atol=1e-5)
 
 
+def test_normalized_weights_do_not_depend_on_a_constant_in_the_returns():
+    parameters = []
+    for constant in (0.0, 5.0):
+        model = REINFORCE("MlpPolicy", make_vec_env(Corridor, 2), normalize_returns=True, seed=0, device="cpu")
+        model._setup_learn(1)
+        actions = th.tensor(6 * [0, 0, 1])[:12]
+        model._episodes = Episodes(th.ones(12, 1), actions, th.linspace(0, 1, 12) + constant, n_episodes=2)
+        model.train()
+        parameters.append(model.policy.action_net.weight)
+    th.testing.assert_close(*parameters, rtol=1e-4, atol=1e-6)
+
+
 def test_equal_returns_that_are_normalized_change_nothing():
     """Their mean is rounded, in float32. Divided by a standard deviation as small, the rounding error would be about 1."""
     model = REINFORCE("MlpPolicy", make_vec_env(Corridor, 2), normalize_returns=True, seed=0, device="cpu")
