@@ -260,6 +260,16 @@ def test_a_type_that_numpy_cannot_parse_is_refused(dtype, tmp_path):
         load_checkpoint(renamed(tmp_path, of_version(2, tensors, tree)))
 
 
+@pytest.mark.parametrize("axes", [[0], [0, 0, 1], "ab"])
+def test_a_memory_layout_that_does_not_fit_is_refused(axes, tmp_path):
+    tensors = load(save_checkpoint(tmp_path, 1, {"tensor": th.ones(2, 3).T}).read_bytes())
+    tree = json.loads(tensors[checkpoints.TREE].numpy().tobytes())
+    assert tree["tensor"]["axes"] == [1, 0]
+    tree["tensor"]["axes"] = axes
+    with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
+        load_checkpoint(renamed(tmp_path, of_version(2, tensors, tree)))
+
+
 def of_version(version, tensors, tree):
     """:return: the bytes of a checkpoint as earlier versions wrote it, with its JSON in the header"""
     tensors = {name: tensor for name, tensor in tensors.items() if name != checkpoints.TREE}

@@ -42,12 +42,12 @@ def test_gradients_are_collected_without_learning(algorithm):
     assert len({float(gradient.norm()) for gradient in gradients}) == len(gradients)
 
 
-@pytest.mark.usefixtures("quick_noise")
 def test_a_return_to_stop_at_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="study: `--stop-return` is 475, but the ladder's page compares"):
         main(["study", "ladder", "--stop-return", "475", "--output", str(tmp_path)])
 
 
+@pytest.mark.usefixtures("quick_noise")
 def test_the_page_has_each_rung_in_its_order(tmp_path):
     runs = make_grid("ladder", ["dqn", "task1", "reinforce-to-go"], [0], tmp_path, **SMALL)
     assert run_study(runs) == {}

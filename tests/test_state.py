@@ -219,9 +219,8 @@ def test_lists_and_arrays_inside_a_partial_go_on(tmp_path):
     env, other = Counting(None), Counting(None)
     for one in (env, other):
         one.weights = np.array([1.0, 2.0])
-        one.reward, one.only_here = functools.partial(weighted_sum, one.weights, 2), functools.partial(
-            sorted, [3, 1], key=None
-        )
+        one.reward = functools.partial(weighted_sum, one.weights, 2)
+        one.only_here = functools.partial(sorted, [3, 1], key=None)
     env.weights *= 0.5
     env.only_here.args[0].append(2)
     go_on(env, other, tmp_path)

@@ -188,9 +188,9 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         first = self.num_timesteps == self._num_timesteps_at_start
         if not np.all(self._last_episode_starts):
             self._last_obs = env.reset()  # type: ignore[assignment]
-        observations: list[th.Tensor | TensorDict] = []
-        actions, rewards, dones, played = [], [], [], []
-        n_done = np.zeros(env.num_envs, dtype=int)
+        all_observations: list[th.Tensor | TensorDict] = []
+        all_actions, all_rewards, all_dones, played = [], [], [], []
+        n_steps, n_done = 0, np.zeros(env.num_envs, dtype=int)
         while np.any(n_done < self.n_episodes):
             if self.num_timesteps >= self._total_timesteps:
                 if first:
@@ -198,45 +198,45 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
                 return False
             playing = n_done < self.n_episodes
             # Copies, because an environment may write its next observations and rewards into the same arrays
-            obs = obs_as_tensor(copy.deepcopy(self._last_obs), self.device)  # type: ignore[arg-type]
+            obs_tensor = obs_as_tensor(copy.deepcopy(self._last_obs), self.device)  # type: ignore[arg-type]
             with th.no_grad():
-                step_actions, values, log_probs = self.policy(obs)
-            sampled_actions = step_actions.cpu().numpy()
-            clipped_actions = self._for_env(sampled_actions)
-            new_obs, step_rewards, step_dones, infos = env.step(clipped_actions)
+                sampled, values, log_probs = self.policy(obs_tensor)
+            actions = sampled.cpu().numpy()
+            clipped_actions = self._for_env(actions)
+            new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
-            step_rewards, step_dones = step_rewards.copy(), step_dones.copy()
+            rewards, dones = rewards.copy(), dones.copy()
             # Before the callback, which may end the training: the next `learn` then knows that these episodes are cut
             self._last_obs = new_obs  # type: ignore[assignment]
-            self._last_episode_starts = step_dones
+            self._last_episode_starts = dones
 
-            # Give access to local variables, with A2C's names for those of this step
-            of_step = dict(obs_tensor=obs, actions=sampled_actions, rewards=step_rewards, dones=step_dones)
-            callback.update_locals({**locals(), **of_step, "n_steps": len(observations)})
+            # Give access to local variables, which have A2C's names
+            callback.update_locals(locals())
             if not callback.on_step():
                 return False
-            self._update_info_buffer([infos[i] for i in np.flatnonzero(playing)], step_dones[playing])
+            self._update_info_buffer([infos[i] for i in np.flatnonzero(playing)], dones[playing])
 
-            observations.append(obs)
-            actions.append(step_actions)
-            rewards.append(step_rewards)
-            dones.append(step_dones)
+            all_observations.append(obs_tensor)
+            all_actions.append(sampled)
+            all_rewards.append(rewards)
+            all_dones.append(dones)
             played.append(playing)
-            n_done += step_dones
+            n_steps += 1
+            n_done += dones
 
-        taken = th.stack(actions)
+        taken = th.stack(all_actions)
         if isinstance(self.action_space, spaces.Box):
             # (n_steps, n_envs, action_dim) as in SB3's rollout buffer, whatever the shape of an action
             taken = taken.reshape(*taken.shape[:2], -1)
         mask = th.as_tensor(np.array(played), device=self.device)  # (n_steps, n_envs)
-        returns = episode_returns(np.array(rewards), np.array(dones), self.gamma, self.return_to_go)
+        returns = episode_returns(np.array(all_rewards), np.array(all_dones), self.gamma, self.return_to_go)
         self._episodes = Episodes(
-            observations=_select(observations, mask),
+            observations=_select(all_observations, mask),
             actions=taken[mask],
             returns=th.as_tensor(returns, dtype=th.float32, device=self.device)[mask],
             n_episodes=self.n_episodes * env.num_envs,
         )
-        callback.update_locals({**locals(), **of_step, "n_steps": len(observations)})
+        callback.update_locals(locals())
         callback.on_rollout_end()
         return True
 

@@ -27,12 +27,18 @@ from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, write_atomically
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
-from sb3_qac.resume.identity import check_same_number, check_same_training, falling_schedules, training_settings
+from sb3_qac.resume.identity import (
+    check_same_number,
+    check_same_training,
+    different_settings,
+    falling_schedules,
+    training_settings,
+)
 from sb3_qac.resume.logs import ResumedTensorBoard, change_next_row, read_log, results_writers, rewrite_log, sync_files
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
 from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.signals import DeferredSignals
-from sb3_qac.resume.state import StateError, equal, get_state, is_plain, objects_in, set_attributes, set_state, set_values
+from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, restore_attributes, set_attributes, set_state
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, has_wandb_rows, wandb_identity
 
 
@@ -308,14 +314,14 @@ class ExactCheckpointCallback(BaseCallback):
         """
         :param settings: Result of ``training_settings``
         """
-        before = self._settings_at_start
-        changed = {name for name in settings if not equal(settings[name], before.get(name))} - self._changed_settings
-        self._changed_settings |= changed
+        different = different_settings(settings, self._settings_at_start)
+        changed = [text for name, text in different.items() if name not in self._changed_settings]
+        self._changed_settings |= different.keys()
         if changed:
-            described = " and ".join(f"{name} is {settings[name]!r}, and was {before.get(name)!r}" for name in sorted(changed))
             warnings.warn(
-                f"{described} when this training started, so a resume will refuse the checkpoints from here on as those of "
-                "another training. Give a schedule that depends on the progress only, instead of changing an argument.",
+                f"{' and '.join(changed)} when this training started, so a resume will refuse the checkpoints from here on as "
+                "those of another training. Give a schedule that depends on the progress only, instead of changing an "
+                "argument.",
                 stacklevel=2,
             )
 
@@ -417,8 +423,7 @@ class ExactCheckpointCallback(BaseCallback):
         called_before = self._called_before()
         for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
             left = {key: value for key, value in values.items() if id(callback) in called_before or not is_plain(value)}
-            # As the attributes were taken, also if functions are registered for the class of the callback
-            set_values.dispatch(object)(callback, left, name)
+            restore_attributes(callback, left, name)
         self._restore_rows(state["logger"])
         set_random_state(state["random"])
 

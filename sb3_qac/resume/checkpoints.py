@@ -13,7 +13,7 @@ import json
 import re
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,8 +166,8 @@ def _read(path: Path) -> Checkpoint:
         return Checkpoint(path, _decode(json.loads(tree), arrays, {}))
     except (CheckpointError, StateError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
-    # SyntaxError: NumPy parses the name of a type as Python code
-    except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError) as error:
+    # SyntaxError: NumPy parses the name of a type as Python code. RuntimeError: PyTorch raises it for axes that do not fit
+    except (ArithmeticError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
         raise DamagedCheckpointError(
             f"{path} is not in the form that sb3_qac writes ({type(error).__name__}: {error})."
         ) from None
@@ -252,21 +252,29 @@ class _Encoder:
         while name in self.arrays:
             name += "'"
         if isinstance(value, th.Tensor):
-            # Keep the memory layout: PyTorch's fused optimizers take that of a parameter for that of its moments
-            axes = sorted(range(value.dim()), key=value.stride, reverse=True)
+            axes = _memory_order(value.stride())
             self.arrays[name] = value.detach().cpu().permute(axes).contiguous().clone()
-            layout = {"axes": axes} if axes != sorted(axes) else {}
             learnt = {"requires_grad": True} if value.requires_grad and value.is_leaf else {}
-            return {TAG: "tensor", "name": name, **layout, **learnt}
+            return {TAG: "tensor", "name": name, "axes": axes, **learnt}
         kind = "scalar" if isinstance(value, np.generic) else "bytes" if isinstance(value, bytes) else "array"
         array = np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes) else np.asarray(value)
-        # Keep the memory layout of transposed images: torch computes them in another order, which changes the rounding
-        axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+        axes = _memory_order(array.strides)
         array = np.ascontiguousarray(array.transpose(axes)).reshape([array.shape[axis] for axis in axes])
         is_known = array.dtype.isnative and array.dtype.name in ARRAY_TYPES
         stored = array if is_known else np.frombuffer(array.tobytes(), dtype=np.uint8)
         self.arrays[name] = th.from_numpy(np.array(stored))
         return {TAG: kind, "name": name, "dtype": array.dtype.str, "shape": list(array.shape), "axes": axes}
+
+
+def _memory_order(strides: Sequence[int]) -> list[int]:
+    """
+    The memory layout is kept, because PyTorch computes transposed images in another order, which changes the rounding, and its
+    fused optimizers take the layout of a parameter for that of its moments.
+
+    :param strides: Strides of an array or tensor
+    :return: its axes in the order in which its memory has them
+    """
+    return sorted(range(len(strides)), key=lambda axis: -abs(strides[axis]))
 
 
 def _repeated_containers(state: Any) -> list[int]:
@@ -378,10 +386,9 @@ def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
     kind = value[TAG]
     if kind == "tensor":
         tensor = arrays[value["name"]]
-        axes = value.get("axes", range(tensor.dim()))
-        return tensor.permute(sorted(range(tensor.dim()), key=axes.__getitem__)).requires_grad_(
-            value.get("requires_grad", False)
-        )
+        if "axes" in value:  # earlier checkpoints have none
+            tensor = tensor.permute(np.argsort(value["axes"]).tolist())
+        return tensor.requires_grad_(value.get("requires_grad", False))
     if kind == "view":
         memory, dtype = arrays[value["name"]].numpy().data, np.dtype(value["dtype"])
         if dtype.hasobject:

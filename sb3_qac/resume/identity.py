@@ -95,6 +95,19 @@ def constructor_arguments(obj: Any) -> set[str]:
     return {name for kind in type(obj).__mro__ for name in inspect.signature(kind.__init__).parameters}  # type: ignore[misc]
 
 
+def different_settings(here: dict[str, Any], there: dict[str, Any]) -> dict[str, str]:
+    """
+    :param here: Result of ``training_settings``
+    :param there: Result of ``training_settings`` at another time
+    :return: by name, what has changed in the settings that both have
+    """
+    return {
+        name: f"{name} is {value!r}, and was {there[name]!r}"
+        for name, value in here.items()
+        if name in there and not equal(value, there[name])
+    }
+
+
 def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     """
     :param model: Model that resumes the training
@@ -104,11 +117,7 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     here, there = training_settings(model), state["training"]
     for kind in type(model).__mro__:
         there = {**BEFORE.get(kind.__name__, {}), **there}
-    different = [
-        f"{name} is {here[name]!r}, and was {there[name]!r}"
-        for name in here
-        if name in there and not equal(here[name], there[name])
-    ]
+    different = list(different_settings(here, there).values())
     if not different:
         now, then = (
             # Without a module's own extra state, which may be anything

@@ -18,7 +18,7 @@ from sb3_qac.common.files import read_json
 from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint
 from sb3_qac.resume.identity import check_same_training, training_settings, training_state
 from sb3_qac.resume.random_state import set_random_state
-from sb3_qac.resume.state import get_attributes, get_state, is_plain, items_by_key, set_state, set_values
+from sb3_qac.resume.state import get_attributes, get_state, is_plain, items_by_key, restore_attributes, set_state
 
 SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
 # State of a model's training, without its policy
@@ -89,8 +89,10 @@ def further_modules(model: OnPolicyAlgorithm) -> tuple[dict[str, Any], dict[str,
     :return: what an algorithm names for ``save`` besides the policy: modules and optimizers, and tensors, by name
     """
     modules, tensors = model._get_torch_save_params()
-    modules = [name for name in modules if name not in ("policy", "policy.optimizer")]
-    return tuple({name: recursive_getattr(model, name) for name in names} for names in (modules, tensors))  # type: ignore[return-value]
+    further = [name for name in modules if name not in ("policy", "policy.optimizer")]
+    return {name: recursive_getattr(model, name) for name in further}, {
+        name: recursive_getattr(model, name) for name in tensors
+    }
 
 
 def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[str, Any]:
@@ -144,7 +146,7 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
     for name, tensor in state.get("tensors", {}).items():
         tensors[name].data.copy_(tensor)
     if state.get("rollout_buffer"):
-        set_values.dispatch(object)(model.rollout_buffer, state["rollout_buffer"], "the rollout buffer")
+        restore_attributes(model.rollout_buffer, state["rollout_buffer"], "the rollout buffer")
     vars(model).update(state["model"])
     for name in ("ep_info_buffer", "ep_success_buffer"):
         # The saved ones have the length of the earlier `stats_window_size`. If it is the same, a callback may refer to them

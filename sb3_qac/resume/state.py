@@ -390,6 +390,18 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
     :param name: What to call it in errors
     :raises StateError: if the object is built differently
     """
+    restore_attributes(obj, values, name)
+
+
+def restore_attributes(obj: Any, values: dict[str, Any], name: str) -> None:
+    """
+    Counterpart of ``get_attributes``.
+
+    :param obj: Object that was built in the same way
+    :param values: Result of ``get_attributes``
+    :param name: What to call it in errors
+    :raises StateError: if a part of it is built differently
+    """
     for key, value in values.items():
         current, path = vars(obj).get(key), f"{name}.{key}"
         if isinstance(value, ObjectState) and isinstance(current, enum.Enum) and value.kind == kind_of(current):
@@ -431,8 +443,7 @@ def _(obj: dict, values: dict[str, Any], name: str) -> None:
     items = _on_device_of(obj, values["items"])
     obj.clear()
     obj.update(items)
-    # The attributes as those of any object
-    set_values.dispatch(object)(obj, values["attributes"], name)
+    restore_attributes(obj, values["attributes"], name)
 
 
 @get_values.register(types.MethodType)
