@@ -101,7 +101,8 @@ def test_learns_the_identity(estimator):
     assert untrained < 70 < 95 < trained
 
 
-def test_update_is_the_loss_of_the_formula():
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_update_and_its_log_are_those_of_the_formula(estimator):
     """One plain gradient step on the formula, by hand, from the same rollout."""
     learning_rate, coefficients = 0.01, dict(pg_coef=0.3, ent_coef=0.2, vf_coef=0.7)
     model = QA2C(
@@ -113,7 +114,12 @@ def test_update_is_the_loss_of_the_formula():
         policy_kwargs=dict(optimizer_class=th.optim.SGD),
         seed=0,
         **coefficients,
+        **estimator,
     )
+    with th.no_grad():
+        # A critic and a policy that tell actions apart
+        model.policy.q_net.weight *= 20
+        model.policy.action_net.weight *= 20
     _, callback = model._setup_learn(10)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
     before = parameters(model).copy()
@@ -122,15 +128,39 @@ def test_update_is_the_loss_of_the_formula():
     actions = th.as_tensor(model.rollout_buffer.actions).long().reshape(10, 1)
     returns = th.as_tensor(model.rollout_buffer.returns).reshape(10, 1)
     q_values, log_probs = model.policy.evaluate_all_actions(observations)
-    loss = (
-        -0.3 * (log_probs.exp() * q_values.detach()).sum(1).mean()
-        + 0.2 * (log_probs.exp() * log_probs).sum(1).mean()
-        + 0.7 * ((returns - q_values.gather(1, actions)) ** 2).mean()
-    )
+    probs, q = log_probs.exp(), q_values.detach()
+    values = (probs.detach() * q).sum(1, keepdim=True)
+    weights = q - values if model.baseline else q
+    if model.policy_gradient == "all-action":
+        gain = (probs * weights).sum(1).mean()
+        gain = gain + model.beta * (log_probs * (returns - q)).gather(1, actions).mean()
+    else:
+        gain = (log_probs * weights).gather(1, actions).mean()
+    entropy_loss = (probs * log_probs).sum(1).mean()
+    value_loss = ((returns - q_values.gather(1, actions)) ** 2).mean()
+    loss = -0.3 * gain + 0.2 * entropy_loss + 0.7 * value_loss
     gradient = th.cat([g.flatten() for g in th.autograd.grad(loss, list(model.policy.parameters()))]).numpy()
 
     model.train()
     np.testing.assert_allclose(parameters(model), before - learning_rate * gradient, rtol=1e-5, atol=1e-6)
+    expected = {
+        "loss": loss.item(),
+        "policy_loss": -gain.item(),
+        "value_loss": value_loss.item(),
+        "entropy_loss": entropy_loss.item(),
+        "grad_norm": np.linalg.norm(gradient),
+        "state_value": values.mean().item(),
+        "q_target": returns.mean().item(),
+        "abs_advantage": (q - values).abs().mean().item(),
+        # CartPole has two actions
+        "action_gap": (q[:, 0] - q[:, 1]).abs().mean().item(),
+        "explained_variance": 1 - ((returns - values).var() / returns.var()).item(),
+        "explained_variance_q": 1 - ((returns - q.gather(1, actions)).var() / returns.var()).item(),
+        "n_updates": 1,
+        "learning_rate": learning_rate,
+    }
+    logged = {name.removeprefix("train/"): value for name, value in model.logger.name_to_value.items()}
+    assert logged == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_actor_loss_leaves_no_gradient_on_the_q_head():
@@ -433,6 +463,31 @@ def test_optimizer_kwargs_without_a_class_are_those_of_the_default_optimizer():
     expected = dict(alpha=0.9, weight_decay=0.1, eps=1e-3)
     assert {name: optimizer.defaults[name] for name in expected} == expected
     assert policy_kwargs == dict(optimizer_kwargs=dict(alpha=0.9, weight_decay=0.1))
+
+
+def test_without_rms_prop_the_optimizer_is_the_adam_of_sb3s_policies():
+    optimizers = [algorithm("MlpPolicy", "CartPole-v1", use_rms_prop=False).policy.optimizer for algorithm in (A2C, QA2C)]
+    assert [type(optimizer) for optimizer in optimizers] == [th.optim.Adam] * 2
+    assert optimizers[1].defaults == {**optimizers[0].defaults, "lr": 1.5e-3}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        QA2C,
+        functools.partial(QPPO, n_steps=8, batch_size=8, n_epochs=1),
+        # Measures the distance after the last update, too
+        functools.partial(QPPO, n_steps=8, batch_size=8, n_epochs=1, kl_target=0.01),
+        REINFORCE,
+    ],
+)
+def test_dropout_is_on_in_updates_only(algorithm):
+    model = algorithm("MlpPolicy", "CartPole-v1", seed=0)
+    seen = set()
+    # Gradients are needed in updates only
+    model.policy.features_extractor.register_forward_hook(lambda m, *_: seen.add((m.training, th.is_grad_enabled())))
+    model.learn(200)
+    assert seen == {(True, True), (False, False)}
 
 
 @pytest.mark.parametrize("no_limit", [None, float("inf")])

@@ -6,11 +6,13 @@ import inspect
 import math
 import pickle
 import re
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+import yaml
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -29,6 +31,7 @@ from sb3_qac.qa2c.policies import ActorCriticQPolicy, MultiInputActorCriticQPoli
 from sb3_qac.qppo import qppo
 from sb3_qac.resume import ExactCheckpointCallback, identity, resume
 from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint
+from sb3_qac.zoo import presets
 from tests.envs import InterruptAt, Interrupted, ScriptedEnv
 from tests.test_qa2c import Rows, parameters
 
@@ -41,6 +44,7 @@ VARIANTS = [
     pytest.param(dict(shrinkage=0.0), id="no shrinkage"),
     pytest.param(dict(ent_coef="lin_0.05", clip_range="lin_0.3"), id="schedules"),
 ]
+DOCS = Path(__file__).parents[1] / "docs"
 SMALL = dict(n_steps=8, batch_size=8, n_epochs=2)
 
 
@@ -139,9 +143,9 @@ def test_first_gradient_is_that_of_qa2c(rollout, beta, kl_coef):
 
 
 @pytest.mark.parametrize(("policy_gradient", "shrinkage"), [("all-action", 0.0), ("all-action", 0.3), ("sampled", 0.3)])
-def test_update_is_the_loss_of_the_formula(policy_gradient, shrinkage):
+def test_update_and_its_log_are_those_of_the_formula(policy_gradient, shrinkage):
     """Two minibatches by hand, the second with a policy that has moved, from the same rollout and permutation."""
-    learning_rate, coefficients = 0.05, dict(kl_coef=0.7, ent_coef=0.2, vf_coef=0.3, beta=0.4, clip_range=0.001)
+    learning_rate, coefficients = 1.0, dict(kl_coef=0.7, ent_coef=0.2, vf_coef=0.3, beta=0.4, clip_range=0.001)
     policy_kwargs = dict(optimizer_class=th.optim.SGD)
     arguments = dict(n_epochs=1, learning_rate=learning_rate, max_grad_norm=None, policy_kwargs=policy_kwargs, **coefficients)
     model = make_model(policy_gradient=policy_gradient, shrinkage=shrinkage, **arguments)
@@ -157,9 +161,9 @@ def test_update_is_the_loss_of_the_formula(policy_gradient, shrinkage):
 
     next(buffer.get(1))
     np.random.seed(0)
-    sigmas = []
+    sigmas, figures = [], []
     with th.no_grad():
-        old_log_probs = by_hand.evaluate_all_actions(th.as_tensor(buffer.observations))[1]
+        old_q_values, old_log_probs = by_hand.evaluate_all_actions(th.as_tensor(buffer.observations))
     for indices in np.random.permutation(16).reshape(2, 8):
         old = old_log_probs[indices]
         actions, returns = th.as_tensor(buffer.actions[indices]).long(), th.as_tensor(buffer.returns[indices])
@@ -182,20 +186,43 @@ def test_update_is_the_loss_of_the_formula(policy_gradient, shrinkage):
             gain = (probs * advantages).sum(1).mean() + 0.4 * clipped(errors)
         else:
             gain = clipped(advantages.gather(1, actions) + errors)
-        loss = (
-            -gain / sigmas[-1]
-            + 0.7 * (old.exp() * (old - log_probs)).sum(1).mean()
-            + 0.2 * (probs * log_probs).sum(1).mean()
-            + 0.3 * ((returns - q_values.gather(1, actions)) ** 2).mean()
-        )
+        figure = {
+            "policy_loss": -gain / sigmas[-1],
+            "kl": (old.exp() * (old - log_probs)).sum(1).mean(),
+            "entropy_loss": (probs * log_probs).sum(1).mean(),
+            "value_loss": ((returns - q_values.gather(1, actions)) ** 2).mean(),
+        }
+        loss = figure["policy_loss"] + 0.7 * figure["kl"] + 0.2 * figure["entropy_loss"] + 0.3 * figure["value_loss"]
         by_hand.optimizer.zero_grad()
         loss.backward()
+        figures.append(
+            {
+                **figure,
+                "loss": loss,
+                "clip_fraction": ((ratio < 0.999) | (ratio > 1.001)).float().mean(),
+                "grad_norm": th.cat([p.grad.flatten() for p in by_hand.parameters() if p.grad is not None]).norm(),
+                "sigma": sigmas[-1],
+                "state_value": values.mean(),
+                "q_target": returns.mean(),
+                "abs_advantage": advantages.abs().mean(),
+                # CartPole has two actions
+                "action_gap": (q[:, 0] - q[:, 1]).abs().mean(),
+            }
+        )
         by_hand.optimizer.step()
 
     mine = th.nn.utils.parameters_to_vector(by_hand.parameters()).detach().numpy()
     np.testing.assert_allclose(parameters(model), mine, rtol=1e-5, atol=1e-6)
     assert model.sigma == pytest.approx(sigmas[-1].item(), rel=1e-5)
-    assert model.logger.name_to_value["train/clip_fraction"] > 0
+    # In the second minibatch some actions have become more probable and others less
+    assert ratio.min() < 0.999 and ratio.max() > 1.001
+    expected = {name: np.mean([each[name].item() for each in figures]) for name in figures[0]}
+    old_q_taken = old_q_values.gather(1, th.as_tensor(buffer.actions).long()).numpy()
+    for name, prediction in {"explained_variance": buffer.values, "explained_variance_q": old_q_taken}.items():
+        expected[name] = 1 - np.var(buffer.returns - prediction) / np.var(buffer.returns)
+    expected |= {"n_updates": 1, "learning_rate": learning_rate, "kl_coef": 0.7, "ent_coef": 0.2, "clip_range": 0.001}
+    logged = {name.removeprefix("train/"): value for name, value in model.logger.name_to_value.items()}
+    assert logged == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
 
 @pytest.mark.parametrize("changed", [dict(beta=0.0), dict(shrinkage=1.0), dict(advantage_scale="critic")])
@@ -287,7 +314,7 @@ class OtherWeightsInRollouts(BaseCallback):
 def test_weights_that_change_before_a_rollout_has_ended_are_warned_of():
     model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=2, seed=0), seed=0, device="cpu", **SMALL)
     with pytest.warns(UserWarning, match=r"differ by up to \d.*a policy that did not act.*a callback changes the weights"):
-        model.learn(16, OtherWeightsInRollouts(1.0))
+        model.learn(16, OtherWeightsInRollouts(0.3))
     model.learn(16, OtherWeightsInRollouts(0.0))
 
 
@@ -617,9 +644,14 @@ def test_kl_coefficient_is_adapted_to_the_target(kl_target, coefficient):
     assert make_model(**shared).learn(64).kl_coef == 1.0
 
 
-def test_adapted_kl_coefficient_stays_within_limits():
-    model = make_model(kl_target=10.0, kl_coef=2 * qppo.KL_COEF_MIN, learning_rate=0.0).learn(64)
-    assert model.kl_coef == qppo.KL_COEF_MIN
+@pytest.mark.parametrize(
+    ("start", "kl", "limit"), [(2 * qppo.KL_COEF_MIN, 0.0, qppo.KL_COEF_MIN), (qppo.KL_COEF_MAX / 2, 100.0, qppo.KL_COEF_MAX)]
+)
+def test_adapted_kl_coefficient_stays_within_limits(start, kl, limit):
+    model = make_model(kl_target=10.0, kl_coef=start)
+    for _ in range(4):
+        model._adapt_kl_coef(kl, 10.0)
+    assert model.kl_coef == limit
 
 
 def test_coefficient_follows_the_distance_after_the_last_update():
@@ -843,6 +875,18 @@ def test_constructor_takes_the_arguments_of_ppo_in_its_order():
         "sigma_min",
     }
     assert re.findall(r":param (\w+):", QPPO.__doc__) == list(mine)
+
+
+def test_defaults_are_those_of_the_page_and_of_the_preset_for_atari():
+    defaults = {name: parameter.default for name, parameter in inspect.signature(QPPO).parameters.items()}
+    (line,) = re.findall(r"The defaults are for Atari games: (.+)\.\n", (DOCS / "qppo.md").read_text())
+    said = {name: float(value) for name, value in re.findall(r"`(\w+)=([^`]+)`", line)}
+    assert len(said) == len(line.split(", "))
+    assert {name: defaults[name] for name in said} == said
+    preset = yaml.safe_load(presets("qppo").read_text())["atari"]
+    # Both fall in the preset
+    shared = said.keys() & preset.keys() - {"learning_rate", "ent_coef"}
+    assert {name: preset[name] for name in shared} == {name: said[name] for name in shared}
 
 
 def test_numpy_integers_are_integers():

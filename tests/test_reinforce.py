@@ -132,26 +132,51 @@ def test_logged_episodes_are_those_of_the_update_and_all_steps_count():
 
 
 @pytest.mark.parametrize("baseline", [False, True])
-def test_the_gradient_is_that_of_the_formula(baseline):
+def test_the_gradient_and_the_log_are_those_of_the_formula(baseline):
     model = REINFORCE(
-        "MlpPolicy", make_vec_env(Corridor, 2), baseline=baseline, ent_coef=0.01, vf_coef=0.3, seed=0, device="cpu"
+        "MlpPolicy",
+        make_vec_env(lambda: Corridor((3, 5)), 2),
+        n_episodes=2,
+        baseline=baseline,
+        ent_coef=0.01,
+        vf_coef=0.3,
+        max_grad_norm=None,
+        seed=0,
+        device="cpu",
     )
     observations, actions, returns, n_episodes = collect(model)
-    # The sum over the steps of both episodes, one by one
-    loss = th.zeros(())
+    # The sums over the steps of the four episodes, one by one
+    policy_loss, entropy_loss, value_loss, values = th.zeros(()), th.zeros(()), th.zeros(()), []
     for obs, action, g in zip(observations, actions, returns, strict=True):
         distribution = model.policy.get_distribution(obs[None])
         value = model.policy.predict_values(obs[None])[0, 0]
         weight = g - value.detach() if baseline else g
-        loss = loss - distribution.log_prob(action[None])[0] * weight - 0.01 * distribution.entropy()[0]
-        if baseline:
-            loss = loss + 0.3 * (g - value) ** 2
+        policy_loss = policy_loss - distribution.log_prob(action[None])[0] * weight
+        entropy_loss = entropy_loss - distribution.entropy()[0]
+        value_loss = value_loss + (g - value) ** 2
+        values.append(value.item())
+    loss = (policy_loss + 0.01 * entropy_loss + (0.3 * value_loss if baseline else 0)) / n_episodes
     parameters = list(model.policy.parameters())
-    expected = th.autograd.grad(loss / n_episodes, parameters, allow_unused=True, materialize_grads=True)
+    expected = th.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     model.train()
     for parameter, gradient in zip(parameters, expected, strict=True):
         found = th.zeros_like(parameter) if parameter.grad is None else parameter.grad
         th.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6)
+
+    expected_log = {
+        "loss": loss.item(),
+        "policy_loss": policy_loss.item() / n_episodes,
+        # Means over the steps
+        "entropy_loss": entropy_loss.item() / len(returns),
+        "grad_norm": th.cat([gradient.flatten() for gradient in expected]).norm().item(),
+        "n_updates": 1,
+        "learning_rate": model.learning_rate,
+    }
+    if baseline:
+        expected_log["value_loss"] = value_loss.item() / len(returns)
+        expected_log["explained_variance"] = 1 - np.var(returns.numpy() - values) / np.var(returns.numpy())
+    logged = {name.removeprefix("train/"): value for name, value in model.logger.name_to_value.items()}
+    assert logged == pytest.approx(expected_log, rel=1e-4)
 
 
 def test_without_a_baseline_the_value_head_is_left_alone():
