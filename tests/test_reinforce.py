@@ -7,12 +7,15 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import A2C
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnRewardThreshold
+from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from sb3_qac import REINFORCE
 from sb3_qac.reinforce.reinforce import Episodes, episode_returns
+from tests.envs import ScriptedEnv
 
 
 class Corridor(gym.Env):
@@ -66,25 +69,59 @@ def collect(model):
     return model._episodes
 
 
+class ActionRecorder(VecEnvWrapper):
+    """Keeps the actions that the environments are sent."""
+
+    def __init__(self, venv):
+        super().__init__(venv)
+        self.sent = []
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_async(self, actions):
+        self.sent.append(actions.copy())
+        self.venv.step_async(actions)
+
+    def step_wait(self):
+        return self.venv.step_wait()
+
+
 def test_callbacks_see_the_actions_of_the_step():
     """As with A2C and PPO: an array, one action for each environment."""
-    sent, seen = [], []
-
-    class Recorder(VecEnvWrapper):
-        def reset(self):
-            return self.venv.reset()
-
-        def step_async(self, actions):
-            sent.append(actions.copy())
-            self.venv.step_async(actions)
-
-        def step_wait(self):
-            return self.venv.step_wait()
-
-    env = Recorder(DummyVecEnv([lambda: Corridor((3,))] * 2))
+    env, seen = ActionRecorder(DummyVecEnv([lambda: Corridor((3,))] * 2)), []
     REINFORCE("MlpPolicy", env, n_episodes=2, seed=0).learn(12, lambda local, _: seen.append(local["actions"]) is None)
     assert len(seen) == 6
-    np.testing.assert_array_equal(seen, sent)
+    np.testing.assert_array_equal(seen, env.sent)
+
+
+class SquashedPolicy(ActorCriticPolicy):
+    """A Gaussian policy within the bounds of the actions, whose entropy has no analytical form."""
+
+    def _build(self, lr_schedule):
+        self._squash_output = True
+        self.action_dist = SquashedDiagGaussianDistribution(self.action_space.shape[0])
+        super()._build(lr_schedule)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", SquashedPolicy])
+def test_the_environment_gets_actions_within_its_bounds_and_the_update_those_of_the_policy(policy):
+    low, high = np.float32(-0.5), np.float32(0.7)
+    env = ActionRecorder(DummyVecEnv([lambda: Corridor((20,), action_space=spaces.Box(low, high, (2,)))]))
+    model = REINFORCE(policy, env, seed=0, device="cpu", ent_coef=0.1)
+    observations, actions, *_ = collect(model)
+    drawn, sent = actions.numpy(), np.concatenate(env.sent)
+    if policy is SquashedPolicy:
+        # From -1 to 1 to the bounds
+        expected = low + (drawn + 1) / 2 * (high - low)
+        _, log_prob, entropy = model.policy.evaluate_actions(observations, actions)
+        assert entropy is None
+        model.train()
+        assert model.logger.name_to_value["train/entropy_loss"] == pytest.approx(log_prob.mean().item(), rel=1e-5)
+    else:
+        expected = drawn.clip(low, high)
+        assert (drawn < low).any() and (drawn > high).any()
+    np.testing.assert_allclose(sent, expected, rtol=1e-6)
 
 
 def test_returns_are_those_of_the_textbook():
@@ -104,6 +141,12 @@ def test_each_environment_gives_as_many_whole_episodes(truncate):
     expected = [3.0, 2.0, 15.0, 14.0, 12.0, 9.0, 5.0]
     assert sorted(episodes.returns.tolist()) == sorted(3 * expected)
     assert sorted(episodes.observations.flatten().tolist()) == sorted(3 * [0.0, 1.0, 0.0, 1.0, 2.0, 3.0, 4.0])
+
+
+def test_without_return_to_go_every_step_has_the_return_of_its_episode():
+    env = make_vec_env(lambda: Corridor((2, 3)), 1)
+    model = REINFORCE("MlpPolicy", env, n_episodes=2, gamma=1.0, return_to_go=False, device="cpu")
+    assert collect(model).returns.tolist() == [3.0, 3.0, 6.0, 6.0, 6.0]
 
 
 def test_long_episodes_are_not_crowded_out_by_short_ones():
@@ -131,13 +174,15 @@ def test_logged_episodes_are_those_of_the_update_and_all_steps_count():
     assert model.num_timesteps == 2 * 20
 
 
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("baseline", [False, True])
-def test_the_gradient_and_the_log_are_those_of_the_formula(baseline):
+def test_the_gradient_and_the_log_are_those_of_the_formula(baseline, normalize):
     model = REINFORCE(
         "MlpPolicy",
         make_vec_env(lambda: Corridor((3, 5)), 2),
         n_episodes=2,
         baseline=baseline,
+        normalize_returns=normalize,
         ent_coef=0.01,
         vf_coef=0.3,
         max_grad_norm=None,
@@ -146,15 +191,16 @@ def test_the_gradient_and_the_log_are_those_of_the_formula(baseline):
     )
     observations, actions, returns, n_episodes = collect(model)
     # The sums over the steps of the four episodes, one by one
-    policy_loss, entropy_loss, value_loss, values = th.zeros(()), th.zeros(()), th.zeros(()), []
-    for obs, action, g in zip(observations, actions, returns, strict=True):
+    values = model.policy.predict_values(observations).detach().flatten()
+    weights = returns - values if baseline else returns
+    if normalize:
+        weights = (weights - weights.mean()) / ((weights - weights.mean()) ** 2).mean().sqrt()
+    policy_loss, entropy_loss, value_loss = th.zeros(()), th.zeros(()), th.zeros(())
+    for obs, action, g, weight in zip(observations, actions, returns, weights, strict=True):
         distribution = model.policy.get_distribution(obs[None])
-        value = model.policy.predict_values(obs[None])[0, 0]
-        weight = g - value.detach() if baseline else g
         policy_loss = policy_loss - distribution.log_prob(action[None])[0] * weight
         entropy_loss = entropy_loss - distribution.entropy()[0]
-        value_loss = value_loss + (g - value) ** 2
-        values.append(value.item())
+        value_loss = value_loss + (g - model.policy.predict_values(obs[None])[0, 0]) ** 2
     loss = (policy_loss + 0.01 * entropy_loss + (0.3 * value_loss if baseline else 0)) / n_episodes
     parameters = list(model.policy.parameters())
     expected = th.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
@@ -174,9 +220,9 @@ def test_the_gradient_and_the_log_are_those_of_the_formula(baseline):
     }
     if baseline:
         expected_log["value_loss"] = value_loss.item() / len(returns)
-        expected_log["explained_variance"] = 1 - np.var(returns.numpy() - values) / np.var(returns.numpy())
+        expected_log["explained_variance"] = 1 - ((returns - values).var() / returns.var()).item()
     logged = {name.removeprefix("train/"): value for name, value in model.logger.name_to_value.items()}
-    assert logged == pytest.approx(expected_log, rel=1e-4)
+    assert logged == pytest.approx(expected_log, rel=1e-4, abs=1e-6)
 
 
 def test_without_a_baseline_the_value_head_is_left_alone():
@@ -305,6 +351,28 @@ def test_what_cannot_be_used_is_refused(argument):
     (name,) = argument
     with pytest.raises(ValueError, match=f"`{name}`"):
         REINFORCE("MlpPolicy", "CartPole-v1", **argument)
+
+
+def test_non_finite_returns_keep_the_last_good_update():
+    env = DummyVecEnv([lambda: ScriptedEnv([1.0] * 8 + [np.nan] * 8, terminations=(3, 7, 11, 15))])
+    model = REINFORCE("MlpPolicy", env, n_episodes=2, seed=0, device="cpu").learn(8)
+    before = model.policy.action_net.weight.clone()
+    with pytest.raises(ValueError, match=r"loss is nan.*VecCheckNan"):
+        model.learn(8, reset_num_timesteps=False)
+    assert th.equal(before, model.policy.action_net.weight)
+
+
+def test_a_model_saved_at_the_end_of_a_rollout_has_no_episodes(tmp_path):
+    class Save(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_rollout_end(self):
+            assert self.model._episodes is not None
+            self.model.save(tmp_path / "model")
+
+    REINFORCE("MlpPolicy", Corridor(), device="cpu").learn(3, Save())
+    assert REINFORCE.load(tmp_path / "model")._episodes is None
 
 
 @pytest.mark.parametrize("no_limit", [None, float("inf")])
