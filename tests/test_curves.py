@@ -193,14 +193,29 @@ def test_a_training_that_continues_keeps_the_algorithm_s_own_rows(algorithm, own
 
 def test_returns_are_of_the_last_episode_of_each_environment():
     curves = CurvesCallback()
-    model, rows = train(A2C, curves)
+    model, rows = train(A2C, curves, seed=1)
     returns = [[] for _ in range(4)]
 
     assert curves.last_returns.shape == (4,)
     for i, monitor in enumerate(model.env.envs):
         returns[i] = monitor.get_wrapper_attr("get_episode_rewards")()
         assert curves.last_returns[i] == returns[i][-1]
-    assert rows[-1]["rollout/return_max"] == np.max(curves.last_returns)
+    for name, function in {"min": np.min, "mean": np.mean, "max": np.max}.items():
+        assert rows[-1][f"rollout/return_{name}"] == pytest.approx(function(curves.last_returns))
+    assert np.mean(curves.last_returns) != np.median(curves.last_returns)
+
+
+def test_values_and_advantages_are_means_over_the_last_rollout():
+    model, rows = train(A2C, CurvesCallback())
+    buffer = model.rollout_buffer
+    expected = {
+        "value_target": buffer.returns.mean(),
+        "value_prediction": buffer.values.mean(),
+        "advantage": buffer.advantages.mean(),
+        "abs_advantage": np.abs(buffer.advantages).mean(),
+    }
+    assert {name: rows[-1][f"rollout/{name}"] for name in expected} == pytest.approx(expected)
+    assert len(set(expected.values())) == 4
 
 
 def test_a_training_may_continue_with_another_number_of_environments(tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import json
 import math
 from pathlib import Path
@@ -125,11 +126,13 @@ def test_update_is_a_step_of_regression_on_the_targets_for_each_minibatch():
     # SB3 flattens the rollout when the first minibatch is drawn
     next(buffer.get(1))
     np.random.seed(0)
+    losses = []
     for indices in np.random.permutation(16).reshape(2, 8):
         observations, actions = th.as_tensor(buffer.observations[indices]), th.as_tensor(buffer.actions[indices])
         errors = th.as_tensor(buffer.returns[indices]) - by_hand.predict_q_values(observations).gather(1, actions)
         weights = list(by_hand.parameters())
-        gradients = th.autograd.grad(errors.square().mean(), weights)
+        losses.append(errors.square().mean())
+        gradients = th.autograd.grad(losses[-1], weights)
         norm = th.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
         with th.no_grad():
             for weight, gradient in zip(weights, gradients, strict=True):
@@ -137,6 +140,10 @@ def test_update_is_a_step_of_regression_on_the_targets_for_each_minibatch():
     expected = th.nn.utils.parameters_to_vector(by_hand.parameters()).detach().numpy()
     np.testing.assert_allclose(parameters(model), expected, atol=1e-6)
     assert np.abs(parameters(model) - before).max() > 1e-3
+    logged = {name.removeprefix("train/"): value for name, value in model.logger.name_to_value.items() if "train" in name}
+    figures = dict(value_loss=th.stack(losses).mean().item(), n_updates=1, learning_rate=0.05)
+    figures["explained_variance"] = 1 - np.var(buffer.returns - buffer.values) / np.var(buffer.returns)
+    assert logged == pytest.approx(figures, rel=1e-4)
 
 
 def test_there_is_no_actor_and_the_optimizer_is_that_of_the_paper():
@@ -178,6 +185,15 @@ def test_environment_and_policy_that_cannot_be_used_are_refused():
     env.observation_space = spaces.Discrete(3, start=1)
     with pytest.raises(ValueError, match=r"Discrete\(3, start=1\) is not supported"):
         PQN("MlpPolicy", env, **SMALL)
+
+
+def test_defaults_are_those_of_cleanrl():
+    """Of its ``pqn_atari_envpool.py``, but for the learning rate, which falls to 0 there."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(PQN).parameters.items()}
+    expected = dict(learning_rate=2.5e-4, n_steps=128, n_epochs=4, gamma=0.99, gae_lambda=0.65, max_grad_norm=10.0)
+    # 8 environments and 4 minibatches
+    expected |= dict(batch_size=8 * 128 // 4, exploration_initial_eps=1, exploration_final_eps=0.01, exploration_fraction=0.1)
+    assert {name: defaults[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
