@@ -30,7 +30,7 @@ from sb3_qac.study.branching import (
     with_new_randomness,
 )
 from sb3_qac.study.diagnose import diagnose_model, diagnose_run, judge_critic, tables
-from sb3_qac.study.gradients import ESTIMATORS, GradientMoments, batch_of, estimators_of, gradient_of, scale_of
+from sb3_qac.study.gradients import ESTIMATORS, Batch, GradientMoments, batch_of, estimators_of, gradient_of, scale_of
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.manager import environments_of
 from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION
@@ -73,6 +73,71 @@ def test_moments_are_those_of_the_distribution():
     assert summary["a"]["variance_error"] == pytest.approx(np.sqrt(3 * 2 / n), rel=0.8)
 
 
+def test_moments_of_a_few_gradients_are_those_of_all_pairs_of_rollouts():
+    """By hand, with the errors of a jackknife over blocks, which are single rollouts here."""
+    gradients = {"a": th.tensor([[3.0, 0.0], [3.0, 1.0], [2.0, 2.0], [4.0, 1.0]]), "b": th.tensor([[1.0, 1.0]] * 4)}
+
+    def figures_of(name, rollouts):
+        mine, reference = gradients[name][rollouts], gradients["a"][rollouts]
+        pairs = [(i, j) for i in range(len(rollouts)) for j in range(len(rollouts)) if i != j]
+
+        def expected(x, y):
+            return np.mean([float(x[i] @ y[j]) for i, j in pairs])
+
+        square, variance = expected(mine, mine), float(mine.var(dim=0).sum())
+        return {
+            "gradient_square": square,
+            "variance": variance,
+            "noise_to_signal": variance / square,
+            "cosine": expected(mine, reference) / np.sqrt(square * expected(reference, reference)),
+            "difference": np.mean([float((x - y).norm() / y.norm()) for x, y in zip(mine, reference, strict=True)]),
+        }
+
+    summary = moments_of(gradients)
+    for name in gradients:
+        expected = figures_of(name, range(4))
+        without = [figures_of(name, [i for i in range(4) if i != left_out]) for left_out in range(4)]
+        errors = {f"{figure}_error": np.sqrt(3 * np.var([x[figure] for x in without])) for figure in expected}
+        assert summary[name] == pytest.approx({**expected, **errors}, rel=1e-4, abs=1e-6)
+    # Between 2 and 20 standard errors from 0
+    assert 2 < summary["a"]["gradient_square"] / summary["a"]["gradient_square_error"] < 20
+
+
+def test_rollouts_are_divided_into_blocks_of_the_same_size():
+    moments = GradientMoments(["a"], 25)
+    for _ in range(25):
+        moments.add({"a": th.ones(1)})
+    assert moments.counts.sum() == 25 and set(moments.counts) == {2, 3}
+
+
+def test_estimators_have_the_weights_of_their_names():
+    generator = th.Generator().manual_seed(0)
+    logits, q_values = (th.randn(5, 3, generator=generator, dtype=th.float64) for _ in range(2))
+    actions, returns = th.tensor([[0], [1], [2], [0], [1]]), th.randn(5, 1, generator=generator, dtype=th.float64)
+    logits.requires_grad_()
+    log_probs = logits.log_softmax(dim=1)
+    probs = log_probs.detach().exp()
+    values = (probs * q_values).sum(1, keepdim=True)
+    taken = th.zeros(5, 3, dtype=th.float64).scatter(1, actions, 1.0)
+    q_taken = q_values.gather(1, actions)
+    # Of log pi(a|s) for each action
+    weights = {
+        "all-action": probs * q_values,
+        "all-action, baseline": probs * (q_values - values),
+        "all-action, beta=1": probs * (q_values - values) + taken * (returns - q_taken),
+        "sampled": taken * q_taken,
+        "sampled, baseline": taken * (q_taken - values),
+        "sampled, return (REINFORCE's weight)": taken * returns,
+        "sampled, return - V~ (A2C's weight)": taken * (returns - values),
+    }
+    assert set(weights) == set(ESTIMATORS)
+    batch = Batch(q_values, log_probs, values, q_taken, log_probs.gather(1, actions), returns)
+    for name, estimator in ESTIMATORS.items():
+        (gradient,) = th.autograd.grad(estimator(batch), [logits], retain_graph=True)
+        (expected,) = th.autograd.grad(-(log_probs * weights[name]).sum() / 5, [logits], retain_graph=True)
+        th.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+
+
 def test_noise_alone_is_not_a_gradient():
     noise = th.as_tensor(np.random.default_rng(0).standard_normal((500, 4)), dtype=th.float32)
     summary = moments_of({"noise": noise})["noise"]
@@ -103,6 +168,61 @@ def test_the_slope_tells_a_critic_that_is_right_from_one_that_is_not():
             assert judged[name] == pytest.approx(slope, abs=5 * judged[f"{name}_error"])
             assert judged[f"{name}_error"] < 0.1
     assert judge_critic(true_q, probs, actions, returns)["explained_variance"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_actions_with_less_than_half_of_the_uniform_probability_are_improbable():
+    probs = np.tile([0.45, 0.4, 0.14, 0.01], (3, 2, 1))
+    judged = judge_critic(np.zeros((3, 2, 4)), probs, np.zeros((3, 2), dtype=int), np.zeros((3, 2)))
+    # Less than an eighth
+    assert judged["improbable_actions"] == pytest.approx(0.01)
+    assert judged["entropy"] == pytest.approx(-(probs[0, 0] * np.log(probs[0, 0])).sum())
+
+
+class TwoSteps(gym.Env):
+    """Episodes of two steps. The reward of the first depends on the action, and so do its size and that of the second."""
+
+    observation_space, action_space = gym.spaces.Discrete(4), gym.spaces.Discrete(3)
+
+    def __init__(self, number):
+        self.number = number
+
+    def reset(self, *, seed=None, options=None):
+        self.second = False
+        return 2 * self.number, {}
+
+    def step(self, action):
+        reward = self.number + 1.0 if self.second else (self.number + 1.0) * action
+        ended, self.second = self.second, not self.second
+        return 2 * self.number + 1, reward, ended, False, {}
+
+
+def linear_model(env, q_values, **kwargs):
+    """:return: a uniform policy with these Q-values, shape (n_states, n_actions)"""
+    model = QA2C("MlpPolicy", env, seed=0, device="cpu", policy_kwargs=dict(net_arch=[]), **kwargs)
+    with th.no_grad():
+        for parameter in model.policy.parameters():
+            parameter.zero_()
+        model.policy.q_net.weight.copy_(th.as_tensor(q_values).T)
+    return model
+
+
+def test_the_critic_is_judged_by_the_returns_of_its_own_environment_and_episode():
+    numbers = iter(range(2))
+    env = make_vec_env(lambda: TwoSteps(next(numbers)), 2)
+    # The action of the first step, and half of the reward of the second
+    q_values = [[size * (action + 0.5) for action in range(3)] if first else [size] * 3 for size in (1, 2) for first in (1, 0)]
+    # Odd, so that rollouts begin within an episode
+    model = linear_model(env, q_values, gamma=0.5, n_steps=7)
+    right = diagnose_model(model, n_rollouts=10)["critic"]
+    assert right["explained_variance"] == pytest.approx(1)
+    assert right["entropy"] == pytest.approx(np.log(3))
+
+
+def test_the_critic_is_not_judged_by_returns_that_it_bootstraps_itself():
+    # Rewards are less than 5, but the critic claims 1000
+    model = linear_model(make_vec_env(Luck, 2, seed=0), [[1000.0] * 2], gamma=0.5)
+    # Five of 50 steps are left out
+    assert diagnose_model(model, n_rollouts=10)["critic"]["return_scatter"] < 1000 * 0.5**6
 
 
 def test_the_baseline_changes_the_sampled_gradient_and_not_the_all_action_one():
@@ -291,6 +411,50 @@ def test_actions_played_on_purpose_differ_by_what_they_are_worth_and_by_nothing_
     assert judged["halves"] == 1 and judged["return_difference"] == pytest.approx(np.sqrt(np.mean(np.square(pairs))), rel=1e-4)
 
 
+def test_the_policy_plays_after_the_action_and_its_returns_are_discounted_to_the_end_of_the_episode():
+    numbers = iter(range(2))
+    model = linear_model(make_vec_env(lambda: TwoSteps(next(numbers)), 2), np.zeros((4, 3)), gamma=0.5)
+    branches = play_all_actions(model, n_states=20, n_repeats=2)
+    for i, returns in enumerate(branches.returns.swapaxes(0, 1)):
+        size = 1 + i % 2
+        first, second = [size * (action + 0.5) for action in range(3)], [size] * 3
+        assert returns.tolist() in ([first] * 2, [second] * 2)
+
+
+class LastAction(gym.Env):
+    """Each step has the reward of its action. The observation is the action before."""
+
+    observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+    n_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        self.n_steps += 1
+        return int(action), float(action), False, False, {}
+
+
+def test_states_and_returns_are_those_of_the_policy_as_it_draws_its_actions():
+    model = linear_model(make_vec_env(LastAction, 10), [[0.0, 0.0], [1.0, 1.0]], gamma=0.1)
+    with th.no_grad():
+        # Probabilities of 1/4 and 3/4
+        model.policy.action_net.bias.copy_(th.tensor([0.0, math.log(3)]))
+    branches = play_all_actions(model, n_states=200, n_repeats=4)
+    # Q is 1 where the last action is 1
+    assert branches.q_values[:, 0].mean() == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 200))
+    # Of two steps, because the third weighs 0.01
+    assert horizon_of(0.1) == 2
+    share = (branches.returns[..., 1].mean() - 1) / 0.1
+    assert share == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 800))
+
+
+def test_the_walk_goes_on_from_the_state_that_was_played_from():
+    env = make_vec_env(LastAction, 1)
+    play_all_actions(linear_model(env, np.zeros((2, 2))), n_states=1, n_repeats=2, seed=5)
+    assert env.envs[0].unwrapped.n_steps == np.random.default_rng(5).integers(horizon_of(0.99))
+
+
 def minatar():
     pytest.importorskip("minatar")
     register_minatar_envs()
@@ -456,6 +620,13 @@ def test_slope_correlation_and_signs_tell_how_good_the_critic_is():
         judged = judge_branches(branches_of(true_q, critic, probs, noise=0.0))
         assert judged["right_signs"] == judged["right_signs_improbable"] == right and judged["halves"] == 1
     assert (judged["states"], judged["repeats"]) == (500, 4)
+
+
+def test_pairs_with_one_improbable_action_are_judged_on_their_own():
+    """Actions 2 and 3 are improbable. Q is right about 0 and 1, and about 2 and 3, and wrong about the other four pairs."""
+    q_values, returns = np.array([[1.0, 0.0, 4.0, 3.0]]), np.array([[4.0, 3.0, 1.0, 0.0]])
+    judged = judge_branches(Branches(q_values, np.array([[0.45, 0.43, 0.08, 0.04]]), np.stack([returns] * 2)))
+    assert judged["right_signs"] == pytest.approx(2 / 6) and judged["right_signs_improbable"] == pytest.approx(1 / 5)
 
 
 def test_the_error_is_that_of_many_samples_of_states():
