@@ -276,6 +276,9 @@ def test_evaluations_with_another_interval_stay_where_they_are(tmp_path):
     write_run(tmp_path, "a2c", 0, [[1, 3]] * 3, every=384, eval_freq=500)
     (record,) = load_study(tmp_path)["Game-v0"]["a2c"]
     assert planned_steps(record).tolist() == [384, 768, 1152]
+    # By more than 1 %
+    late = dataclasses.replace(record, timesteps=np.array([490, 980]))
+    assert planned_steps(late).tolist() == [490, 980]
 
 
 def test_a_run_that_failed_counts_with_its_last_evaluation(tmp_path):
@@ -542,7 +545,7 @@ def test_welchs_interval_is_that_of_the_textbook():
     assert found.mean == 3
     np.testing.assert_allclose([found.low, found.high], 3 + np.array([-1, 1]) * 3.2190 * np.sqrt(5 / 3), rtol=1e-3)
     assert not found.significant
-    assert difference([10, 11, 12], [0, 2, 4]).significant
+    assert difference([10, 11, 12], [0, 2, 4]).significant and difference([0, 2, 4], [10, 11, 12]).significant
     # Two seeds leave about one degree of freedom: 12.7 standard errors
     assert not difference([10, 12], [0, 8]).significant
     assert np.isnan(difference([1], [0]).low) and not difference([1], [0]).significant
@@ -599,6 +602,30 @@ def test_every_number_of_the_analysis_is_computed(study):
     assert "0.50 for a2c, 0.50 for all-action and 0.50 for all-action-baseline" in text
     report = write_report(study, goal=18).read_text()
     assert "## Analysis" in report and "| 1,000 | sampled, baseline |" in report
+
+
+def test_figures_with_a_large_error_and_runs_that_go_on_are_left_out_of_the_reasons(study):
+    points = []
+    for steps, slope, error in (500, 0.8, 0.01), (1000, 0.2, 0.02), (1500, 7.0, 0.6):
+        point = diagnosis(steps, 3e-7, 9.0, 1.0, 1.0, 30.0, slope)
+        point["critic"]["slope_error"] = error
+        point["branches"] = {"slope": slope / 2, "slope_error": error}
+        points.append(point)
+    (study / "task1_seed-0" / "diagnosis.json").write_text(json.dumps(points))
+    # It is not finished
+    (study / "task1_seed-1" / "curves.csv").write_text("step,rollout/ep_rew_mean,train/entropy_loss\n1000,2.5,-9.0\n")
+    text = " ".join(paragraphs(load_study(study)["Game-v0"], goal=None))
+    assert "differ by 0.20 +/- 0.02 to 0.80 +/- 0.01 on the 2 of 3 where its standard error is at most 0.5" in text
+    assert "in Q is one in their returns of 0.10 +/- 0.02 to 0.40 +/- 0.01 on the 2 of 3" in text
+    assert "0.50 for a2c and 0.50 for all-action (nats)" in text
+
+
+@pytest.mark.parametrize(("n_seeds", "says"), [(4, True), (5, False)])
+def test_an_interval_over_fewer_than_five_seeds_says_little(n_seeds, says, tmp_path):
+    for seed in range(n_seeds):
+        write_run(tmp_path, "a2c", seed, [[seed, seed]])
+    text = " ".join(statistics(load_study(tmp_path)["Game-v0"]))
+    assert (f"An interval over {n_seeds} seeds says little" in text) == says
 
 
 def test_a_cosine_beyond_one_is_explained(study):
@@ -941,6 +968,44 @@ def test_a_resampled_seed_has_all_evaluations_of_its_run(tmp_path):
             write_run(tmp_path / env_id, "ppo", seed, [[value * scale / 2] * 2, [value * scale] * 2], env_id=env_id)
     relative = relative_returns(load_study(tmp_path), "ppo")
     np.testing.assert_allclose(relative.intervals["ppo"], [[0.5, 1], [0.5, 1]])
+
+
+def test_minutes_are_those_of_the_median_seed_and_the_mean_environment(tmp_path):
+    for env_id, speeds in {"First-v0": (10, 20, 1000), "Second-v0": (50, 50, 50)}.items():
+        for seed, speed in enumerate(speeds):
+            write_run(tmp_path / env_id, "ppo", seed, [[1, 1], [2, 2]], env_id=env_id, steps_per_second=speed)
+    # 2,000 steps take 100 and 40 seconds
+    np.testing.assert_allclose(relative_returns(load_study(tmp_path), "ppo").minutes["ppo"], np.array([35, 70]) / 60)
+
+
+def test_a_group_with_one_seed_has_no_interval_against_a_reference_with_more(two_games):
+    for path in two_games.glob("*/qppo_seed-1"):
+        shutil.rmtree(path)
+    relative = relative_returns(load_study(two_games), "a2c")
+    assert relative.n_seeds == {"a2c": 2, "qppo": 1}
+    assert np.isnan(relative.intervals["qppo"]).all() and np.isfinite(relative.intervals["a2c"]).all()
+
+
+def test_returns_are_divided_by_those_of_the_last_evaluation(tmp_path):
+    """Not by the best one."""
+    for seed in range(2):
+        write_run(tmp_path, "a2c", seed, [[8, 8], [2, 2]])
+    relative = relative_returns(load_study(tmp_path), "a2c")
+    assert relative.scales == {"Game-v0": 2} and relative.means["a2c"].tolist() == [4, 1]
+
+
+def test_a_seed_without_an_evaluation_is_not_compared_over_environments(two_games):
+    write_run(two_games / "First-v0", "a2c", 2, [[0, 0], [9, 9]], env_id="First-v0")
+    write_run(two_games / "Second-v0", "a2c", 2, [], env_id="Second-v0", finished=False)
+    assert relative_returns(load_study(two_games), "a2c").n_seeds == {"a2c": 2, "qppo": 2}
+
+
+def test_the_random_numbers_of_the_caller_are_left_alone(two_games):
+    np.random.seed(3)
+    expected = np.random.random()
+    np.random.seed(3)
+    relative_returns(load_study(two_games), "a2c")
+    assert np.random.random() == expected
 
 
 def test_relative_returns_have_no_interval_if_the_reference_has_one_seed(two_games):
