@@ -38,8 +38,8 @@ class Reference:
     frame each, as many as the C++ side says it made.
     """
 
-    def __init__(self, env_id):
-        self.env = AtariPreprocessing(gym.make(env_id), noop_max=0)
+    def __init__(self, env_id, frame_skip=4):
+        self.env = AtariPreprocessing(gym.make(env_id), noop_max=0, frame_skip=frame_skip)
         self.has_fire = self.env.unwrapped.get_action_meanings()[1] == "FIRE"
 
     def reset(self, n_frames):
@@ -85,6 +85,19 @@ def test_games_are_those_of_gymnasium_frame_by_frame(env_id, n_steps=1500):
             assert infos[0]["lives"] == lives
         np.testing.assert_array_equal(obs[0, 0], expected)
     assert ends > 0
+    env.close()
+
+
+def test_without_frame_skip_an_image_is_one_frame():
+    """With it, an image has the brighter pixels of the last two."""
+    env, reference = AleVecEnv(PONG, seed=0, frame_skip=1, num_threads=1), Reference(PONG, frame_skip=1)
+    infos, reset = [], env._envs.reset
+    env._envs.reset = lambda **kwargs: infos.append(reset(**kwargs)) or infos[-1]
+    env.reset()
+    reference.reset(int(infos[0][1]["episode_frame_number"][0]))
+    rng = np.random.default_rng(0)
+    for action in rng.integers(env.action_space.n, size=300):
+        np.testing.assert_array_equal(env.step(np.array([action]))[0][0, 0], reference.step(action)[0])
     env.close()
 
 
@@ -158,6 +171,7 @@ def test_numbers_that_would_end_the_process_or_hang_are_refused(name, value, min
     ("arguments", "message"),
     [
         (dict(seed=2**63), "`seed` must be an integer, between 0 and 9223372036854775807, but 9223372036854775808"),
+        (dict(n_envs=2, seed=2**63 - 1), "`seed` must be an integer, between 0 and 9223372036854775806, but"),
         (dict(seed=-1), "`seed` must be an integer, between 0 and 9223372036854775807, but -1 was given"),
         (dict(action_repeat_probability=2), "`action_repeat_probability` must be a finite number, between 0 and 1, but 2"),
     ],
@@ -223,6 +237,27 @@ def test_lost_life_ends_an_episode_but_not_the_game():
         not steps[i][3]["TimeLimit.truncated"] and steps[i][3]["terminal_observation"].shape == (1, 84, 84) for i in ends
     )
     assert all(("episode" in info) == done for _, _, done, info in whole)
+
+
+def test_every_end_has_its_lives_and_its_reason():
+    env = AleVecEnv(BREAKOUT, n_envs=4, seed=0)
+    env.reset()
+    recv = env._envs.recv
+    # Out of lives, but the game goes on for a few frames; over at the time limit too; a life lost; cut by the time limit
+    lives, terminated, truncated = [0, 5, 4, 5], [False, True, False, False], [False, True, False, True]
+
+    def step():
+        obs, rewards, _, _, info = recv()
+        info = {**info, "lives": np.array(lives, dtype=np.int32), "final_obs": obs}
+        return obs, rewards, np.array(terminated), np.array(truncated), info
+
+    env._envs.recv = step
+    _, _, dones, infos = env.step(np.zeros(4, dtype=int))
+    assert dones.tolist() == [False, True, True, True]
+    assert [info["lives"] for info in infos] == [0, 0, 4, 5]
+    assert [info["TimeLimit.truncated"] for info in infos] == [False, False, False, True]
+    assert ["episode" in info for info in infos] == [False, True, False, True]
+    env.close()
 
 
 @pytest.mark.parametrize("make", [make_atari_env, make_ale_vec_env])
@@ -340,6 +375,7 @@ def test_monitor_files_are_those_that_sb3_reads(tmp_path):
     results = load_results(str(tmp_path))
     assert len(list(tmp_path.glob("*.monitor.csv"))) == 2
     assert set(scores) <= set(results["r"]) and len(results) >= 2
+    assert results["t"].min() > 0 and len(set(results["t"])) >= 2
 
 
 def test_images_show_what_the_agent_sees():
@@ -364,6 +400,13 @@ def test_images_show_what_the_agent_sees():
 def test_environments_that_cannot_be_used_are_refused(env_id, message):
     with pytest.raises(ValueError, match=message):
         make_ale_vec_env(env_id)
+
+
+def test_a_game_with_all_actions_has_them(monkeypatch):
+    spec = gym.spec(PONG)
+    kwargs = {**spec.kwargs, "full_action_space": True}
+    monkeypatch.setitem(gym.registry, "Pong4-v0", replace(spec, id="Pong4-v0", kwargs=kwargs))
+    assert [AleVecEnv(env_id).action_space.n for env_id in ("Pong4-v0", PONG)] == [18, 6]
 
 
 def test_a_game_in_another_mode_is_refused(monkeypatch):
@@ -446,6 +489,16 @@ def test_a_monitor_around_the_wrapper_is_not_replaced_by_one_that_records_someth
     env = DummyVecEnv([lambda: Monitor(AtariWrapper(gym.make(BREAKOUT)))])
     with pytest.raises(ValueError, match="AleVecEnv would leave out the Monitor around AtariWrapper"):
         to_ale_vec_env(env)
+
+
+def test_sticky_actions_of_a_game_are_those_of_the_argument():
+    """``PongNoFrameskip-v0`` repeats actions with a probability of 0.25."""
+    of_game, of_argument, without = (
+        frames(AleVecEnv(env_id, 2, seed=5, **arguments))
+        for env_id, arguments in (("PongNoFrameskip-v0", {}), (PONG, dict(action_repeat_probability=0.25)), (PONG, {}))
+    )
+    np.testing.assert_array_equal(of_game, of_argument)
+    assert not np.array_equal(of_game, without)
 
 
 def test_sticky_actions_of_two_sources_are_refused():
