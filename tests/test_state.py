@@ -673,3 +673,32 @@ def test_lists_of_unequal_lengths_are_equal_where_their_items_are(value):
     """Such as layers in ``policy_kwargs``: a training with them is the same one when it is resumed."""
     assert equal(value, copy.deepcopy(value))
     assert not equal(value, [value]) and not equal([value, 1], [value, 2]) and not equal([value], [value, value])
+
+
+def test_a_generator_of_another_kind_is_refused():
+    """It would take the state without an error if the two kinds had the same format."""
+    of_pcg64 = get_state(np.random.default_rng(0))
+    with pytest.raises(StateError, match="is a Philox generator, but its saved state is that of a PCG64"):
+        set_state(np.random.Generator(np.random.Philox(0)), of_pcg64)
+
+
+def test_the_parts_of_a_space_draw_what_they_would_have_drawn():
+    def make(seed):
+        return spaces.Dict(a=spaces.Discrete(1000), b=spaces.Tuple([spaces.Box(-1, 1)]), seed=seed)
+
+    one, other = make(0), make(1)
+    set_state(other, get_state(one))
+    assert other["a"].sample() == one["a"].sample() and other["b"][0].sample() == one["b"][0].sample()
+
+
+def test_nested_data_are_equal_by_their_values():
+    assert equal({"a": [np.ones(2), (1, "x")]}, {"a": [np.ones(2), (1, "x")]})
+    assert not equal({"a": [np.ones(2), (1, "x")]}, {"a": [np.ones(2), (2, "x")]})
+    assert not equal({"a": 1}, {"b": 1}) and not equal({"a": 1}, [1]) and not equal([1], [1, 1])
+
+
+def test_a_generator_that_is_made_later_is_made_for_its_state():
+    """As gymnasium's environments do with their first reset."""
+    one, other = types.SimpleNamespace(rng=np.random.default_rng(5)), types.SimpleNamespace(rng=None)
+    set_state(other, get_state(one))
+    assert other.rng.random() == one.rng.random()
