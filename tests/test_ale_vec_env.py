@@ -55,19 +55,22 @@ class Reference:
         return obs, reward, terminated or truncated, self.env.ale.lives()
 
 
+def results_of(envs, method):
+    """:return: a list to which ale-py's environments add each result of a method from now on"""
+    results, call = [], getattr(envs, method)
+    setattr(envs, method, lambda **kwargs: results.append(call(**kwargs)) or results[-1])
+    return results
+
+
 @pytest.mark.parametrize("env_id", ALL_GAMES)
 def test_games_are_those_of_gymnasium_frame_by_frame(env_id, n_steps=1500):
     env = AleVecEnv(env_id, n_envs=1, seed=3, terminal_on_life_loss=False, clip_reward=False, num_threads=1)
     reference = Reference(env_id)
-    infos_of_reset = []
-    reset = env._envs.reset
-    env._envs.reset = lambda **kwargs: infos_of_reset.append(reset(**kwargs)) or infos_of_reset[-1]
+    resets, steps = results_of(env._envs, "reset"), results_of(env._envs, "recv")
     obs = env.reset()
-    expected = reference.reset(int(infos_of_reset[0][1]["episode_frame_number"][0]))
+    expected = reference.reset(int(resets[0][1]["episode_frame_number"][0]))
     np.testing.assert_array_equal(obs[0, 0], expected)
 
-    recv, infos_of_step = env._envs.recv, []
-    env._envs.recv = lambda: infos_of_step.append(recv()) or infos_of_step[-1]
     rng, score, ends = np.random.default_rng(0), 0, 0
     for _ in range(n_steps):
         action = rng.integers(env.action_space.n)
@@ -80,7 +83,7 @@ def test_games_are_those_of_gymnasium_frame_by_frame(env_id, n_steps=1500):
             ends += 1
             assert infos[0]["episode"]["r"] == score
             score = 0
-            expected = reference.reset(int(infos_of_step[-1][4]["episode_frame_number"][0]))
+            expected = reference.reset(int(steps[-1][4]["episode_frame_number"][0]))
         else:
             assert infos[0]["lives"] == lives
         np.testing.assert_array_equal(obs[0, 0], expected)
@@ -91,10 +94,9 @@ def test_games_are_those_of_gymnasium_frame_by_frame(env_id, n_steps=1500):
 def test_without_frame_skip_an_image_is_one_frame():
     """With it, an image has the brighter pixels of the last two."""
     env, reference = AleVecEnv(PONG, seed=0, frame_skip=1, num_threads=1), Reference(PONG, frame_skip=1)
-    infos, reset = [], env._envs.reset
-    env._envs.reset = lambda **kwargs: infos.append(reset(**kwargs)) or infos[-1]
+    resets = results_of(env._envs, "reset")
     env.reset()
-    reference.reset(int(infos[0][1]["episode_frame_number"][0]))
+    reference.reset(int(resets[0][1]["episode_frame_number"][0]))
     rng = np.random.default_rng(0)
     for action in rng.integers(env.action_space.n, size=300):
         np.testing.assert_array_equal(env.step(np.array([action]))[0][0, 0], reference.step(action)[0])
