@@ -4,6 +4,7 @@ import copy
 import ctypes
 import enum
 import functools
+import logging
 import random
 import time
 import types
@@ -153,6 +154,9 @@ class Hidden:
         th.nn.Parameter(th.zeros(2)),
         Hidden(),
         type("Seconds", (float,), {})(5.0),
+        # In Python 3.10 its objects need no more memory than those of a class without a value
+        type("Count", (int,), {})(5),
+        np.array([[1], "x"], dtype=object),
         np.ma.masked_array([1, 2], [True, False]),
         np.zeros(2, dtype=[("x", float), ("y", float)]),
         np.zeros(2, dtype=[("x", float)])[0],
@@ -274,6 +278,10 @@ def test_state_that_would_not_come_back_is_refused(extra):
 def test_what_shows_a_game_is_no_state():
     shown = {"screen": pygame.Surface((2, 2)), "clock": pygame.time.Clock(), "sky": pygame.Color("blue")}
     assert get_state(Counting(shown)).values.keys() == get_state(Counting(time.time)).values.keys()
+
+
+def test_a_logger_is_no_state():
+    assert get_state(Counting(logging.getLogger("games"))).values.keys() == get_state(Counting(time.time)).values.keys()
 
 
 @pytest.mark.parametrize("n_before", [0, 2])
@@ -549,13 +557,15 @@ def test_tensors_in_containers_are_restored_on_their_device(tmp_path):
     """A checkpoint has all tensors on the CPU. The device `meta` stands for a GPU."""
 
     def containers(device):
-        return {"list": [th.ones(2, device=device)], "tuple": (1, {"a": th.ones(3, device=device)})}
+        learnt = th.ones(1, device=device, requires_grad=True)
+        return {"list": [th.ones(2, device=device), learnt], "tuple": (1, {"a": th.ones(3, device=device)})}
 
     env, other = Counting(containers("cpu")), Counting(containers("meta"))
     set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
     restored = other.extra
     assert [restored["list"][0].device.type, restored["tuple"][1]["a"].device.type] == ["meta", "meta"]
     assert restored["tuple"][0] == 1
+    assert [tensor.requires_grad for tensor in restored["list"]] == [False, True]
 
 
 @pytest.mark.parametrize(
