@@ -524,6 +524,20 @@ def test_the_ball_is_launched_at_the_start_of_a_game_with_sticky_actions(lives):
     env.close()
 
 
+@pytest.mark.parametrize(("probability", "first_action"), [(0.0, "NOOP"), (0.25, "FIRE")])
+def test_a_game_after_another_one_starts_with_fire_where_actions_are_sticky(probability, first_action):
+    """Without sticky actions, ale-py's own press of FIRE in the reset cannot fail."""
+    env = AleVecEnv(BREAKOUT, 1, seed=0, action_repeat_probability=probability)
+    idle, sent, send = np.zeros(1, dtype=int), [], env._envs.send
+    env._envs.send = lambda actions: sent.append(*actions) or send(actions)
+    env.reset()
+    while "episode" not in env.step(idle)[3][0]:
+        pass
+    env.step(idle)
+    assert gym.make(BREAKOUT).unwrapped.get_action_meanings()[sent[-1]] == first_action
+    env.close()
+
+
 def test_environments_to_look_at_are_left_as_they_are():
     env = make_atari_env(PONG, 1, env_kwargs=dict(render_mode="rgb_array"))
     assert to_ale_vec_env(env) is env
