@@ -3,8 +3,8 @@ Start-up hook: makes ``python -m rl_zoo3.train --algo qa2c`` work on a stock RL 
 
 Every interpreter of the environment runs ``install`` when it starts, through ``sb3_qac_zoo_hook.pth`` (from Python 3.15 on
 ``sb3_qac_zoo_hook.start``, PEP 829). So this file uses the standard library only, imports only what the interpreter has
-already loaded, never raises, and does nothing until ``rl_zoo3`` itself is imported. If registering fails, for instance because
-the internals of RL Zoo have changed, it warns once, and RL Zoo works as it would without this file.
+already loaded, never raises, and only stays the first finder until ``rl_zoo3`` itself is imported. If registering fails, for
+instance because the internals of RL Zoo have changed, it warns once, and RL Zoo works as it would without this file.
 
 Off switch: the environment variable ``SB3_QAC_ZOO_HOOK=0``.
 """
@@ -14,6 +14,8 @@ import sys
 
 # The modules of RL Zoo in which sb3_qac.zoo registers, each right after it has been executed
 ZOO_MODULES = ("rl_zoo3.utils", "rl_zoo3.hyperparams_opt", "rl_zoo3.exp_manager")
+# Those that are being sought. Another finder may ask all finders too, and so this one again
+SOUGHT = set()
 
 
 class ZooFinder:
@@ -21,28 +23,48 @@ class ZooFinder:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name not in ZOO_MODULES:
+        cls.go_first()
+        if name not in ZOO_MODULES or name in SOUGHT:
             return None
-        for finder in sys.meta_path:
-            if finder is cls or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
-                    register_after_run(spec.loader)
-                return spec
-        return None
+        SOUGHT.add(name)
+        try:
+            for finder in list(sys.meta_path):
+                if finder is cls or not hasattr(finder, "find_spec"):
+                    continue
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    if hasattr(spec.loader, "exec_module"):
+                        spec.loader = ZooLoader(spec.loader)
+                    return spec
+            return None
+        finally:
+            SOUGHT.discard(name)
+
+    @classmethod
+    def go_first(cls):
+        """A finder that was inserted later, such as the one of pytest, may find RL Zoo's modules without asking the others."""
+        if sys.meta_path[0] is not cls:
+            try:
+                sys.meta_path.remove(cls)
+            except ValueError:
+                return  # Registering has failed
+            sys.meta_path.insert(0, cls)
 
 
-def register_after_run(loader):
-    """:param loader: Loader of one of RL Zoo's modules"""
-    run = loader.exec_module
+class ZooLoader:
+    """Another finder's loader, which stays as it is, because it may load other modules too."""
 
-    def exec_module(module):
-        run(module)
+    loader = None  # In a copy that is being made
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
+
+    def exec_module(self, module):
+        self.loader.exec_module(module)
         register(module)
-
-    loader.exec_module = exec_module
 
 
 def register(module):

@@ -90,6 +90,60 @@ def test_off_switch(folder):
     assert run("hook.install(); import rl_zoo3", folder, SB3_QAC_ZOO_HOOK="1").stdout.strip() == "registered"
 
 
+DELEGATING_FINDERS = """
+import importlib.util
+
+class Tracer:  # Asks all finders, itself too
+    asked = set()
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self.asked:
+            return None
+        self.asked.add(name)
+        spec = importlib.util.find_spec(name)
+        self.asked.remove(name)
+        return spec
+
+class Fork:  # Asks all others
+    def find_spec(self, name, path=None, target=None):
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+"""
+
+
+@pytest.mark.parametrize("finder", ["Tracer()", "Fork()"])
+@pytest.mark.parametrize("place", ["0", "1", "len(sys.meta_path)"])
+def test_a_finder_that_asks_the_other_finders_is_no_obstacle(folder, finder, place):
+    write_plugin(folder, "def register_in(module): print('registered in', module.__name__)")
+    install = f"hook.install(); sys.meta_path.insert({place}, {finder})"
+    result = run(f"{DELEGATING_FINDERS}\n{install}; import rl_zoo3.exp_manager", folder)
+    assert result.stdout.splitlines() == ["registered in rl_zoo3.utils", "registered in rl_zoo3.exp_manager"]
+    assert result.stderr == ""
+
+
+def test_modules_are_registered_in_where_one_loader_in_front_loads_them_all_and_others(folder):
+    """Such as the finder that rewrites assertions in pytest, after ``pytest.register_assert_rewrite("rl_zoo3")``."""
+    write_plugin(folder, "def register_in(module): print('registered in', module.__name__)")
+    (folder / "rl_zoo3" / "train.py").write_text("import rl_zoo3.exp_manager")
+    finder = """
+from importlib.machinery import PathFinder
+class Rewriter:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("rl_zoo3"):
+            spec = PathFinder.find_spec(name, path)
+            spec.loader = self
+            return spec
+    def create_module(self, spec): pass
+    def exec_module(self, module): exec(open(module.__spec__.origin).read(), module.__dict__)
+"""
+    program = "hook.install(); sys.meta_path.insert(0, Rewriter()); import json; import rl_zoo3.train; print('imported')"
+    result = run(f"{finder}\n{program}", folder)
+    assert result.stdout.splitlines() == ["registered in rl_zoo3.utils", "registered in rl_zoo3.exp_manager", "imported"]
+    assert result.stderr == ""
+
+
 def test_installing_twice_registers_one_finder(folder):
     assert run("hook.install(); hook.install(); print(sys.meta_path.count(hook.ZooFinder))", folder).stdout.strip() == "1"
 

@@ -630,7 +630,7 @@ def test_presets_command_knows_every_algorithm():
     assert commands.presets.PRESETS == (*zoo.ALGORITHMS, "a2c", "ppo", "pqn")
 
 
-def test_registering_twice_is_harmless_and_another_class_is_an_error():
+def test_registering_twice_is_harmless():
     import rl_zoo3
     from rl_zoo3.exp_manager import ExperimentManager
 
@@ -640,13 +640,18 @@ def test_registering_twice_is_harmless_and_another_class_is_an_error():
     assert ExperimentManager.__init__ is once
     assert rl_zoo3.ALGOS["qa2c"] is QA2C
 
-    utils = types.ModuleType("rl_zoo3.utils")
-    for name in ("qa2c", "reinforce"):
-        utils.ALGOS = {name: dict}
-        with pytest.raises(ValueError, match=f"knows '{name}' already"):
-            zoo.register_in(utils)
-        # The other names are not half registered
-        assert utils.ALGOS == {name: dict}
+
+def test_a_name_that_another_algorithm_has_is_left_to_it_with_a_warning():
+    modules = fake_zoo()
+    utils, hyperparams_opt = modules["rl_zoo3.utils"], modules["rl_zoo3.hyperparams_opt"]
+    utils.ALGOS["reinforce"] = dict
+    hyperparams_opt.HYPERPARAMS_SAMPLER["reinforce"] = sampler = object()
+    with pytest.warns(UserWarning, match="knows 'reinforce' already, as <class 'dict'>"):
+        zoo.register_in(utils)
+    zoo.register_in(hyperparams_opt)
+    assert utils.ALGOS == {**zoo.ALGORITHMS, "reinforce": dict}
+    assert hyperparams_opt.HYPERPARAMS_SAMPLER["reinforce"] is sampler
+    assert set(hyperparams_opt.HYPERPARAMS_SAMPLER) == set(zoo.ALGORITHMS)
 
 
 def test_an_algorithm_of_the_user_s_with_our_name_keeps_its_own_presets(monkeypatch):

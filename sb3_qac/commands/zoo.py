@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     sys.argv = [f"rl_zoo3.{args.zoo_command}", *args.arguments]
     try:
         register()
-    except (RuntimeError, ValueError) as error:
+    except RuntimeError as error:
         sys.exit(f"zoo: {error}")
     if args.zoo_command == "push_to_hub":
         repair_push_to_hub()

@@ -9,6 +9,7 @@ directly.
 import functools
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -52,19 +53,22 @@ def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:
 
 def _register_algorithms(utils: ModuleType) -> None:
     _check_zoo(utils, isinstance(getattr(utils, "ALGOS", None), dict), "a dict `ALGOS`")
-    # All names first, so that a refused registration changes nothing
+    refused = []
     for name, algorithm in ALGORITHMS.items():
-        registered = utils.ALGOS.get(name, algorithm)
+        registered = utils.ALGOS.setdefault(name, algorithm)
         if registered is not algorithm:
-            raise ValueError(f"RL Zoo knows {name!r} already, as {registered}: it was not replaced by {algorithm}.")
-    utils.ALGOS.update(ALGORITHMS)
+            refused.append(f"RL Zoo knows {name!r} already, as {registered}: it was not replaced by {algorithm}.")
+    # After the others are registered: a warning may be an error
+    if refused:
+        warnings.warn(" ".join(refused), stacklevel=2)
 
 
 def _register_search_space(hyperparams_opt: ModuleType) -> None:
     for name in ("HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER"):
         _check_zoo(hyperparams_opt, isinstance(getattr(hyperparams_opt, name, None), dict), f"a dict `{name}`")
-    hyperparams_opt.HYPERPARAMS_SAMPLER.update(SAMPLERS)
-    hyperparams_opt.HYPERPARAMS_CONVERTER.update(dict.fromkeys(SAMPLERS, convert_params))
+    for name, sampler in SAMPLERS.items():
+        hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault(name, sampler)
+        hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, convert_params)
 
 
 def _check_manager(exp_manager: ModuleType) -> None:
@@ -160,8 +164,9 @@ REGISTRATIONS: dict[str, Callable[[ModuleType], None]] = {
 
 def register_in(module: ModuleType) -> None:
     """
+    Register what is free: a name under which RL Zoo has another algorithm is left to that one, with a warning.
+
     :param module: One of the modules named in ``REGISTRATIONS``
-    :raises ValueError: if RL Zoo has another algorithm under the same name
     :raises RuntimeError: if the internals of RL Zoo have changed
     """
     REGISTRATIONS[module.__name__](module)
@@ -169,9 +174,8 @@ def register_in(module: ModuleType) -> None:
 
 def register() -> None:
     """
-    Make the algorithms known to RL Zoo. Calling it again has no effect.
+    Make the algorithms known to RL Zoo, but for names under which it has others. Calling it again has no effect.
 
-    :raises ValueError: if RL Zoo has another algorithm under the same name
     :raises RuntimeError: if the internals of RL Zoo have changed
     """
     for name in REGISTRATIONS:
