@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -14,19 +15,21 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from stable_baselines3.dqn import MlpPolicy as QPolicyOfDQN
 
 from sb3_qac import QA2C, QPPO, REINFORCE
 from sb3_qac.common.losses import all_action_policy_loss, critic_loss, negative_entropy, state_values
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
-from tests.envs import ScriptedEnv
+from sb3_qac.resume import ExactCheckpointCallback
+from tests.envs import InterruptAt, Interrupted, ScriptedEnv
 
 ESTIMATORS = [
     pytest.param(dict(), id="task 1"),
@@ -163,6 +166,7 @@ def test_update_and_its_log_are_those_of_the_formula(estimator):
         "explained_variance_q": 1 - ((returns - q.gather(1, actions)).var() / returns.var()).item(),
         "n_updates": 1,
         "learning_rate": learning_rate,
+        "ent_coef": 0.2,
     }
     assert update_figures(model.logger.name_to_value) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
@@ -205,7 +209,7 @@ def test_log_has_the_names_of_sb3_and_figures_that_agree():
     row = update_figures(rows.rows[-1])
     assert set(row) == {
         *("policy_loss", "value_loss", "entropy_loss", "loss", "explained_variance", "explained_variance_q", "grad_norm"),
-        *("learning_rate", "n_updates", "state_value", "q_target", "abs_advantage", "action_gap"),
+        *("learning_rate", "ent_coef", "n_updates", "state_value", "q_target", "abs_advantage", "action_gap"),
     }
     total = model.pg_coef * row["policy_loss"] + model.ent_coef * row["entropy_loss"] + model.vf_coef * row["value_loss"]
     assert row["loss"] == pytest.approx(total, rel=1e-5)
@@ -387,6 +391,7 @@ def test_images_are_asked_for_by_the_cnn_policy(algorithm):
     [
         (dict(pg_coef=-0.1), "`pg_coef` must be.*at least 0.*-0.1"),
         (dict(ent_coef=-1), "`ent_coef`"),
+        (dict(ent_coef="0.01"), "`ent_coef` must be.*such as 'lin_0.03', but '0.01'"),
         (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
         (dict(beta=-1), "`beta`"),
         (dict(beta="much"), "`beta`.*'much'"),
@@ -566,6 +571,48 @@ def test_learning_rate_may_be_a_number_of_numpy_or_the_name_of_a_schedule_of_rl_
     for given, halfway in ((np.float32(0.25), 0.25), ("lin_0.25", 0.125)):
         algorithm("MlpPolicy", make_vec_env("CartPole-v1", 8), given, device="cpu").save(tmp_path / "model")
         assert algorithm.load(tmp_path / "model", device="cpu").lr_schedule(0.5) == halfway
+
+
+@pytest.mark.parametrize("ent_coef", ["lin_0.2", LinearSchedule(0.2, 0.0, 1.0), lambda progress: 0.2 * progress])
+def test_entropy_coefficient_falls_with_the_progress_of_the_training(ent_coef, tmp_path):
+    QA2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), ent_coef=ent_coef, seed=0, device="cpu").save(tmp_path / "model")
+    model = QA2C.load(tmp_path / "model", make_vec_env("CartPole-v1", 4, seed=0), device="cpu")
+    rows = Rows()
+    model.set_logger(Logger(folder=None, output_formats=[rows]))
+    model.learn(80, log_interval=1)
+    # Each update follows a rollout of 20 of the 80 steps; the last one is not written any more
+    logged = [update_figures(row) for row in rows.rows[1:]]
+    assert [row["ent_coef"] for row in logged] == pytest.approx([0.2 * remaining for remaining in (0.75, 0.5, 0.25)])
+    for row in logged:
+        total = 0.1 * row["policy_loss"] + row["ent_coef"] * row["entropy_loss"] + 0.5 * row["value_loss"]
+        assert row["loss"] == pytest.approx(total, rel=1e-5)
+
+
+class FallingEntropyCoefficient(BaseCallback):
+    """As users of SB3 write it."""
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        self.model.ent_coef = np.float64(self.model.ent_coef * 0.5)
+
+
+@pytest.mark.parametrize("algorithm", [QA2C, functools.partial(QPPO, n_steps=8, batch_size=8, n_epochs=1)])
+def test_entropy_coefficient_that_a_callback_changes_is_resumed(algorithm, tmp_path, recwarn):
+    def train(folder, stop=math.inf):
+        model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), ent_coef=0.5, seed=0, device="cpu")
+        checkpoints = ExactCheckpointCallback(tmp_path / folder, save_freq=16, verbose=0)
+        return model.learn(160, [FallingEntropyCoefficient(), InterruptAt(stop), checkpoints])
+
+    whole = train("whole")
+    for stop in (60, 110):
+        with pytest.raises(Interrupted):
+            train("parts", stop)
+    parts = train("parts")
+    assert parts.ent_coef == whole.ent_coef == 0.5 ** (1 + whole._n_updates // getattr(whole, "n_epochs", 1))
+    np.testing.assert_array_equal(parameters(whole), parameters(parts))
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("algorithm", [QA2C, QPPO, REINFORCE])

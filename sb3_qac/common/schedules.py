@@ -1,5 +1,7 @@
 """Arguments that may change during training."""
 
+import numbers
+
 import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -51,8 +53,25 @@ def current_value(name: str, value: float | str | Schedule, progress_remaining: 
 class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
     """
     SB3's ``OnPolicyAlgorithm``, whose learning rate may be anything that ``check_schedule`` takes, but neither negative nor
-    NaN, and whose progress remaining never falls below 0. An unknown policy's name is refused with those that are known.
+    NaN, and whose progress remaining never falls below 0. So may the entropy coefficient of an algorithm that takes it from
+    ``_current_ent_coef``. An unknown policy's name is refused with those that are known.
     """
+
+    # None if it is a schedule
+    _ent_coef_at_start: float | None
+
+    @property
+    def training_state(self) -> tuple[str, ...]:
+        """Attributes that change during training, for exact resume: SB3's users set ``ent_coef`` in callbacks."""
+        is_set = isinstance(self.ent_coef, numbers.Real) and self.ent_coef != self._ent_coef_at_start
+        return ("ent_coef",) if is_set else ()
+
+    def _setup_model(self) -> None:
+        # A number stays a number, because SB3's users read it too
+        if not isinstance(self.ent_coef, numbers.Real):
+            self.ent_coef = check_schedule("ent_coef", self.ent_coef)  # type: ignore[assignment]
+        self._ent_coef_at_start = self.ent_coef if isinstance(self.ent_coef, numbers.Real) else None
+        super()._setup_model()
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         check_choice("policy", policy_name, list(self.policy_aliases))
@@ -69,3 +88,7 @@ class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
     def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
         current_value("learning_rate", self.lr_schedule, self._current_progress_remaining)
         super()._update_learning_rate(optimizers)
+
+    def _current_ent_coef(self) -> float:
+        """:return: the entropy coefficient of this update"""
+        return current_value("ent_coef", self.ent_coef, self._current_progress_remaining)

@@ -28,7 +28,7 @@ from sb3_qac.common.losses import (
     sampled_policy_loss,
     state_values,
 )
-from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm
+from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm, check_schedule
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
@@ -73,7 +73,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     :param gamma: Discount factor, between 0 and 1
     :param gae_lambda: Factor for trade-off of bias vs variance of the critic's targets, TD(lambda), between 0 and 1.
         At 1 the targets are the n-step returns.
-    :param ent_coef: Entropy coefficient for the loss calculation
+    :param ent_coef: Entropy coefficient for the loss calculation, it can be a schedule as ``learning_rate``
     :param vf_coef: Value function coefficient for the loss calculation
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
     :param rms_prop_eps: RMSProp epsilon. It stabilizes square root computation in denominator
@@ -116,7 +116,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         n_steps: int = 5,
         gamma: float = 0.99,
         gae_lambda: float = 1.0,
-        ent_coef: float = 0.001,
+        ent_coef: float | str | Schedule = 0.001,
         vf_coef: float = 0.5,
         max_grad_norm: float | None = 0.5,
         rms_prop_eps: float = 1e-5,
@@ -144,7 +144,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             n_steps=n_steps,
             gamma=gamma,
             gae_lambda=gae_lambda,
-            ent_coef=ent_coef,
+            ent_coef=ent_coef,  # type: ignore[arg-type]
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
             use_sde=False,
@@ -191,8 +191,9 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     def _check_arguments(self) -> None:
         check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
-        for name in ("pg_coef", "ent_coef", "vf_coef", "beta"):
+        for name in ("pg_coef", "vf_coef", "beta"):
             check_number(name, getattr(self, name))
+        check_schedule("ent_coef", self.ent_coef)
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
@@ -223,6 +224,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
 
         # Update optimizer learning rate
         self._update_learning_rate(self.policy.optimizer)
+        # Compute current entropy coefficient
+        ent_coef = self._current_ent_coef()
 
         # This will only loop once (get all data in one go)
         for rollout_data in self.rollout_buffer.get(batch_size=None):
@@ -249,7 +252,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             # Entropy loss favor exploration
             entropy_loss = negative_entropy(log_probs)
 
-            loss = self.pg_coef * policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+            loss = self.pg_coef * policy_loss + ent_coef * entropy_loss + self.vf_coef * value_loss
 
             # Optimization step
             self.policy.optimizer.zero_grad()
@@ -278,6 +281,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name, value in logged.items():
             self.logger.record(f"train/{name}", value)
+        self.logger.record("train/ent_coef", ent_coef)
         # For the state values, as in A2C, and for the Q-values of the actions taken
         explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
         explained_var_q = explained_variance(q_taken.numpy(force=True).flatten(), returns.numpy(force=True).flatten())

@@ -1,4 +1,3 @@
-import numbers
 import warnings
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -205,7 +204,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     @property
     def training_state(self) -> tuple[str, ...]:
         """Attributes that change during training, for exact resume."""
-        return ("sigma",) if self.kl_target is None else ("sigma", "kl_coef")
+        return (*super().training_state, *(("sigma",) if self.kl_target is None else ("sigma", "kl_coef")))
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -218,9 +217,6 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
         self._check_arguments()
         self.clip_range = check_schedule("clip_range", self.clip_range)
-        # A number stays a number, because SB3's users read and set it
-        if not isinstance(self.ent_coef, numbers.Real):
-            self.ent_coef = check_schedule("ent_coef", self.ent_coef)  # type: ignore[assignment]
         super()._setup_model()
 
     def _check_arguments(self) -> None:
@@ -334,8 +330,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         self._update_learning_rate(self.policy.optimizer)
         # Compute current clip range and entropy coefficient
         clip_range = current_value("clip_range", self.clip_range, self._current_progress_remaining)
-        # Callbacks of SB3's users set `ent_coef`, so it may be a number again
-        ent_coef = current_value("ent_coef", self.ent_coef, self._current_progress_remaining)
+        ent_coef = self._current_ent_coef()
 
         minibatches = []
         for _ in range(self.n_epochs):
