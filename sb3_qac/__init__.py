@@ -21,16 +21,19 @@ with contextlib.suppress(ImportError):
     gym.register_envs(ale_py)
 
 # The algorithms import PyTorch, which is slow. `python -m sb3_qac --help` imports this package, but needs none of them
-_ALGORITHMS = {"QA2C": "sb3_qac.qa2c", "QPPO": "sb3_qac.qppo", "REINFORCE": "sb3_qac.reinforce"}
+_ALGORITHMS = {"QA2C": "qa2c", "QPPO": "qppo", "REINFORCE": "reinforce"}
+_PACKAGES = (*_ALGORITHMS.values(), "resume")
 
 __all__ = ["QA2C", "QPPO", "REINFORCE", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ALGORITHMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_ALGORITHMS[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _ALGORITHMS:
+        return getattr(importlib.import_module(f"{__name__}.{_ALGORITHMS[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -127,6 +127,12 @@ def test_the_package_gives_its_algorithms_without_rl_zoo():
     assert run_without((), program).split() == ["False", "QA2C", "False", "True"]
 
 
+@pytest.mark.parametrize("name", ["qa2c.QA2C", "qppo.MlpPolicy", "reinforce.REINFORCE", "resume.ExactCheckpointCallback"])
+def test_the_package_has_its_packages_as_attributes(name):
+    """As ``import stable_baselines3; stable_baselines3.a2c.A2C``."""
+    assert run_without((), f"import sb3_qac; print(sb3_qac.{name}.__module__.split('.')[0])").strip() == "sb3_qac"
+
+
 def test_the_package_lists_what_it_gives_and_no_more():
     import sb3_qac
 

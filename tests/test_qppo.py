@@ -533,6 +533,14 @@ def test_minibatch_larger_than_the_rollout_is_the_rollout():
     assert {int(state["step"]) for state in model.policy.optimizer.state.values()} == {SMALL["n_epochs"]}
 
 
+@pytest.mark.filterwarnings("error:.*truncated")
+@pytest.mark.parametrize(("n_envs", "n_steps", "batch_size"), [(1, 64, 64), (2, 64, 128), (3, 64, 128), (2, 7, 14)])
+def test_default_minibatch_fits_the_rollout(n_envs, n_steps, batch_size, tmp_path):
+    model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs), n_steps=n_steps, device="cpu")
+    model.save(tmp_path / "model")
+    assert model.batch_size == QPPO.load(tmp_path / "model", device="cpu").batch_size == batch_size
+
+
 # ---- what is logged ----
 
 
@@ -878,6 +886,8 @@ def test_defaults_are_those_of_the_page_and_of_the_preset_for_atari():
     (line,) = re.findall(r"The defaults are for Atari games: (.+)\.\n", (DOCS / "qppo.md").read_text())
     said = {name: float(value) for name, value in re.findall(r"`(\w+)=([^`]+)`", line)}
     assert len(said) == len(line.split(", "))
+    # It depends on the rollout
+    defaults["batch_size"] = QPPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=16), device="cpu").batch_size
     assert {name: defaults[name] for name in said} == said
     preset = yaml.safe_load(presets("qppo").read_text())["atari"]
     # Both fall in the preset

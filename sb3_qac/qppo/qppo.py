@@ -77,7 +77,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         1e-3 to 0
     :param n_steps: The number of steps to run for each environment per update
         (i.e. rollout buffer size is n_steps * n_envs where n_envs is number of environment copies running in parallel)
-    :param batch_size: Minibatch size
+    :param batch_size: Minibatch size. None (default) for 128, or for the whole rollout if it is smaller
     :param n_epochs: Number of epochs when optimizing the loss
     :param gamma: Discount factor, between 0 and 1
     :param gae_lambda: Factor for trade-off of bias vs variance of the critic's targets, TD(lambda), between 0 and 1
@@ -133,7 +133,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         env: GymEnv | str,
         learning_rate: float | str | Schedule = 5e-4,
         n_steps: int = 64,
-        batch_size: int = 128,
+        batch_size: int | None = None,
         n_epochs: int = 4,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
@@ -199,7 +199,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
 
         if _init_setup_model:
             self._setup_model()
-            self._warn_of_truncated_batches()
+            if batch_size is not None:
+                self._warn_of_truncated_batches(batch_size)
 
     @property
     def training_state(self) -> tuple[str, ...]:
@@ -229,8 +230,11 @@ class QPPO(ScheduledOnPolicyAlgorithm):
             check_schedule(name, getattr(self, name))
         for name in ("gamma", "gae_lambda"):
             check_number(name, getattr(self, name), maximum=1)
-        for name in ("n_steps", "batch_size", "n_epochs"):
+        for name in ("n_steps", "n_epochs"):
             check_integer(name, getattr(self, name), minimum=1)
+        if self.batch_size is None:
+            self.batch_size = min(128, self.n_steps * self.n_envs)
+        check_integer("batch_size", self.batch_size, minimum=1)
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
         check_choice("advantage_scale", self.advantage_scale, ("corrected", "critic", None))
@@ -243,13 +247,17 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                     "`kl_coef` fixed."
                 )
 
-    def _warn_of_truncated_batches(self) -> None:
-        """The same warning as in PPO: it reveals mistakes in `n_steps`, `n_envs` and `batch_size`."""
+    def _warn_of_truncated_batches(self, batch_size: int) -> None:
+        """
+        The same warning as in PPO: it reveals mistakes in `n_steps`, `n_envs` and `batch_size`.
+
+        :param batch_size: Minibatch size that the user gave
+        """
         buffer_size = self.n_steps * self.n_envs
-        if buffer_size % self.batch_size > 0:
+        if buffer_size % batch_size > 0:
             warnings.warn(
-                f"`batch_size` is {self.batch_size}, but the rollout has `n_steps * n_envs` = {self.n_steps} * {self.n_envs} "
-                f"steps: the last minibatch of each epoch is truncated to {buffer_size % self.batch_size}. "
+                f"`batch_size` is {batch_size}, but the rollout has `n_steps * n_envs` = {self.n_steps} * {self.n_envs} "
+                f"steps: the last minibatch of each epoch is truncated to {buffer_size % batch_size}. "
                 "We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
                 stacklevel=3,
             )
