@@ -14,13 +14,14 @@ import pytest
 import torch as th
 import yaml
 from stable_baselines3 import PPO
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -105,12 +106,11 @@ def first_gradient(algorithm, rollout, **kwargs):
     model.policy.double()
     model.max_grad_norm = math.inf
     model._setup_learn(10**6)
-    model.rollout_buffer = copy.deepcopy(rollout)
+    vars(model.rollout_buffer).update(copy.deepcopy(vars(rollout)))
     if algorithm is QPPO:
         with th.no_grad():
-            q_values, log_probs = model.policy.evaluate_all_actions(th.as_tensor(rollout.observations).flatten(0, 1))
-        model.rollout_buffer.log_probs = log_probs.unflatten(0, (8, 4)).numpy()
-        model.rollout_buffer.q_taken = q_values[:, :1].unflatten(0, (8, 4)).numpy()
+            evaluated = model.policy.evaluate_all_actions(th.as_tensor(rollout.observations).flatten(0, 1))
+        model.rollout_buffer.q_values, model.rollout_buffer.all_log_probs = (each.unflatten(0, (8, 4)) for each in evaluated)
     before = parameters(model).copy()
     model.train()
     return before - parameters(model)
@@ -242,12 +242,81 @@ def test_old_policy_is_that_of_the_rollout_for_all_actions(policy, env):
     _, callback = model._setup_learn(10**6, lambda local, _: model.predict(local["new_obs"]) is not None)
     buffer = model.rollout_buffer
     model.collect_rollouts(model.env, callback, buffer, model.n_steps)
-    q_taken = buffer.swap_and_flatten(buffer.q_taken)
-    next(buffer.get(1))
+    minibatch = next(buffer.get())
     with th.no_grad():
-        q_values, log_probs = model.policy.evaluate_all_actions(buffer._get_samples(np.arange(16)).observations)
-    np.testing.assert_allclose(buffer.log_probs, log_probs, rtol=1e-5)
-    np.testing.assert_allclose(q_taken, q_values.gather(1, th.as_tensor(buffer.actions).long()), rtol=1e-5, atol=1e-6)
+        _, log_probs = model.policy.evaluate_all_actions(minibatch.observations)
+        q_values, _ = model.policy.evaluate_all_actions(buffer._get_samples(np.arange(16)).observations)
+    np.testing.assert_allclose(minibatch.all_old_log_probs, log_probs, rtol=1e-5)
+    np.testing.assert_allclose(minibatch.old_log_prob, log_probs.gather(1, minibatch.actions.long()).flatten(), rtol=1e-5)
+    # The steps of one environment come before those of the other
+    np.testing.assert_allclose(buffer.q_values.transpose(0, 1).flatten(0, 1), q_values, rtol=1e-5, atol=1e-6)
+
+
+class RolloutAtItsEnd(BaseCallback):
+    """Copies the rollout that callbacks see."""
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        self.buffer = copy.deepcopy(self.model.rollout_buffer)
+
+
+@pytest.mark.parametrize("buffer_class", [RolloutBuffer, DeviceRolloutBuffer])
+def test_what_sb3_keeps_of_a_rollout_is_as_in_ppo(buffer_class):
+    """At its end, where what QPPO adds is there too, and after the update."""
+    at_end, after = [], []
+    for algorithm in (PPO, QPPO):
+        callback = RolloutAtItsEnd()
+        model = make_model(algorithm=algorithm, rollout_buffer_class=buffer_class).learn(32, callback)
+        at_end.append(callback.buffer)
+        after.append(model.rollout_buffer)
+    for ppo, mine in (at_end, after):
+        for name, array in vars(ppo).items():
+            if isinstance(array, np.ndarray):
+                assert getattr(mine, name).shape == array.shape, name
+        assert mine.q_values.shape == mine.all_log_probs.shape == (8, 2, 2)
+    taken = np.take_along_axis(at_end[1].all_log_probs.numpy(), at_end[1].actions.astype(int), axis=-1)
+    np.testing.assert_allclose(taken[..., 0], at_end[1].log_probs, rtol=1e-5)
+    assert th.equal(after[1].all_log_probs, at_end[1].all_log_probs)
+
+
+class ScaledRewards(RolloutBuffer):
+    """A buffer of the user's: it has an argument, changes the rewards, and its minibatches have a further field."""
+
+    def __init__(self, *args, scale, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale = scale
+
+    def add(self, obs, action, reward, *args):
+        super().add(obs, action, self.scale * reward, *args)
+
+    def _get_samples(self, batch_inds, env=None):
+        return (*super()._get_samples(batch_inds, env), batch_inds)
+
+
+def test_rollout_buffer_of_the_users_is_used(tmp_path):
+    def make(scale):
+        return make_model(rollout_buffer_class=ScaledRewards, rollout_buffer_kwargs=dict(scale=scale))
+
+    make(1.0).learn(32).save(tmp_path / "model")
+    assert QPPO.load(tmp_path / "model", device="cpu").rollout_buffer_class is ScaledRewards
+    np.testing.assert_array_equal(parameters(make(1.0).learn(32)), parameters(make_model().learn(32)))
+    assert make(3.0).learn(16).rollout_buffer.returns.mean() > 2 * make(1.0).learn(16).rollout_buffer.returns.mean()
+
+
+class OwnMinibatches(RolloutBuffer):
+    def get(self, batch_size=None):
+        for samples in super().get(batch_size):
+            yield RolloutBufferSamples(*samples[:6])
+
+
+def test_rollout_buffer_that_cannot_be_used_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"`rollout_buffer_class` must be a subclass of.*, but.*ReplayBuffer"):
+        make_model(rollout_buffer_class=ReplayBuffer)
+    model = make_model(rollout_buffer_class=OwnMinibatches)
+    with pytest.raises(ValueError, match=r"minibatches of.*OwnMinibatches.*lack the log probabilities of all actions"):
+        model.learn(16)
 
 
 class Mixture(ActorCriticQPolicy):
@@ -290,28 +359,39 @@ def test_old_policy_is_the_users_where_its_methods_call_ours(on_the_object):
 class OtherWeightsInRollouts(BaseCallback):
     """Acts with another bias, as with noise on the parameters, and calls the policy itself."""
 
-    def __init__(self, noise):
+    def __init__(self, noise, n_steps):
         super().__init__()
-        self.noise = th.tensor([noise, -noise])
+        self.noise, self.n_steps = th.tensor([noise, -noise]), n_steps
 
     def _on_rollout_start(self):
+        self.n_calls = 0
         with th.no_grad():
             self.model.policy.action_net.bias += self.noise
 
     def _on_step(self):
         self.model.policy(self.locals["obs_tensor"], deterministic=True)
+        if self.n_calls == self.n_steps:
+            self._end()
         return True
 
     def _on_rollout_end(self):
+        if self.n_calls < self.n_steps:
+            self._end()
+
+    def _end(self):
         with th.no_grad():
             self.model.policy.action_net.bias -= self.noise
 
 
-def test_weights_that_change_before_a_rollout_has_ended_are_warned_of():
+def test_weights_that_change_within_a_rollout_are_warned_of(recwarn):
     model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=2, seed=0), seed=0, device="cpu", **SMALL)
     with pytest.warns(UserWarning, match=r"differ by up to \d.*a policy that did not act.*a callback changes the weights"):
-        model.learn(16, OtherWeightsInRollouts(0.3))
-    model.learn(16, OtherWeightsInRollouts(0.0))
+        model.learn(16, OtherWeightsInRollouts(0.3, n_steps=4))
+    recwarn.clear()
+    model.learn(16, OtherWeightsInRollouts(0.0, n_steps=4))
+    # The policy that acted in all of its steps is the rollout's
+    model.learn(16, OtherWeightsInRollouts(0.3, n_steps=math.inf))
+    assert not recwarn.list
 
 
 class OwnForward(ActorCriticQPolicy):

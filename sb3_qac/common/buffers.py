@@ -1,12 +1,74 @@
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from stable_baselines3.common.type_aliases import PyTorchObs, RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
+
+
+class AllActionSamples(NamedTuple):
+    """A minibatch of SB3, and ``log pi(a|s)`` of every action, shape (batch_size, n_actions)"""
+
+    observations: PyTorchObs
+    actions: th.Tensor
+    old_values: th.Tensor
+    old_log_prob: th.Tensor
+    advantages: th.Tensor
+    returns: th.Tensor
+    all_old_log_probs: th.Tensor
+
+
+class AllActionRolloutBuffer(RolloutBuffer):
+    """
+    Rollout buffer that also holds ``Q(s, a)`` and ``log pi(a|s)`` of every action. They are there when the returns are, so
+    before SB3 calls ``on_rollout_end``. ``with_all_actions`` combines it with other rollout buffers. The arguments are theirs.
+    """
+
+    action_space: spaces.Discrete
+    # Returns the next two
+    evaluate_rollout: Callable[[], tuple[th.Tensor, th.Tensor]]
+    # Shape (buffer_size, n_envs, n_actions) each, also after the update
+    q_values: th.Tensor
+    all_log_probs: th.Tensor
+
+    def reset(self) -> None:
+        super().reset()
+        self.q_values = self.all_log_probs = th.zeros(self.buffer_size, self.n_envs, int(self.action_space.n))
+
+    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
+        super().compute_returns_and_advantage(last_values, dones)
+        self.q_values, self.all_log_probs = self.evaluate_rollout()
+
+    def get(self, batch_size: int | None = None) -> Generator[AllActionSamples, None, None]:  # type: ignore[override]
+        for samples in super().get(batch_size):
+            if not isinstance(samples, AllActionSamples):
+                raise ValueError(
+                    f"The minibatches of {type(self).__bases__[-1]} do not come from its `_get_samples`, as SB3's do, so they "
+                    "lack the log probabilities of all actions. Let its `get` yield what `_get_samples` returns."
+                )
+            yield samples
+
+    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> AllActionSamples:  # type: ignore[override]
+        # In minibatches SB3 has the steps of one environment after those of the other
+        steps, envs = batch_inds % self.buffer_size, batch_inds // self.buffer_size
+        samples = super()._get_samples(batch_inds, env)[: len(RolloutBufferSamples._fields)]
+        return AllActionSamples._make((*samples, self.all_log_probs[steps, envs].to(self.device)))
+
+
+def with_all_actions(buffer_class: type[RolloutBuffer]) -> type[AllActionRolloutBuffer]:
+    """
+    :param buffer_class: A rollout buffer's class
+    :return: the class that also is an ``AllActionRolloutBuffer``
+    :raises ValueError: if it is not the class of a rollout buffer
+    """
+    if not (isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer)):
+        raise ValueError(f"`rollout_buffer_class` must be a subclass of SB3's `RolloutBuffer`, but {buffer_class} was given.")
+    if issubclass(AllActionRolloutBuffer, buffer_class):
+        return AllActionRolloutBuffer
+    return type(f"AllAction{buffer_class.__name__}", (AllActionRolloutBuffer, buffer_class), {})
 
 
 class DeviceRolloutBuffer(RolloutBuffer):
@@ -33,9 +95,8 @@ class DeviceRolloutBuffer(RolloutBuffer):
     :raises ValueError: for ``Dict`` observations
     """
 
-    # The rollout on the device, each tensor of shape (n_envs * buffer_size, ...), and the log probabilities that were sent
+    # The rollout on the device, each tensor of shape (n_envs * buffer_size, ...)
     _rollout: tuple[th.Tensor, ...] = ()
-    _sent: np.ndarray | None = None
     # Pinned memory of the observations, which takes long to allocate
     _pinned: th.Tensor | None = None
 
@@ -49,7 +110,7 @@ class DeviceRolloutBuffer(RolloutBuffer):
 
     def reset(self) -> None:
         super().reset()
-        self._rollout, self._sent = (), None
+        self._rollout = ()
         if self.device.type == "cuda":
             if self._pinned is None:
                 self._pinned = th.from_numpy(self.observations).pin_memory()
@@ -57,14 +118,12 @@ class DeviceRolloutBuffer(RolloutBuffer):
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         assert self.full, "A rollout must be complete before it is used"
-        # QPPO replaces the log probabilities, maybe after a callback has read minibatches
-        if self._sent is not self.log_probs:
+        if not self.generator_ready:
             # What SB3 does with all arrays. The observations are the large ones, so they are put into order on the device
-            if not self.generator_ready:
-                for name in ("actions", "values", "log_probs", "advantages", "returns"):
-                    setattr(self, name, self.swap_and_flatten(getattr(self, name)))
-                self.generator_ready = True
-            self._rollout, self._sent = self._send(), self.log_probs
+            for name in ("actions", "values", "log_probs", "advantages", "returns"):
+                setattr(self, name, self.swap_and_flatten(getattr(self, name)))
+            self._rollout = self._send()
+            self.generator_ready = True
         yield from super().get(batch_size)
 
     def _send(self) -> tuple[th.Tensor, ...]:

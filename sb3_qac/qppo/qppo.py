@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_qac.common.buffers import AllActionRolloutBuffer, with_all_actions
 from sb3_qac.common.checks import (
     check_action_space,
     check_choice,
@@ -121,6 +122,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     """
 
     policy: ActorCriticQPolicy
+    rollout_buffer: AllActionRolloutBuffer
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": ActorCriticQPolicy,
         "CnnPolicy": ActorCriticQCnnPolicy,
@@ -218,7 +220,12 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
         self._check_arguments()
         self.clip_range = check_schedule("clip_range", self.clip_range)
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        buffer_class = self.rollout_buffer_class or (DictRolloutBuffer if is_dict else RolloutBuffer)
+        self.rollout_buffer_class = with_all_actions(buffer_class)
         super()._setup_model()
+        # What was given is saved, and belongs to the identity of a training
+        self.rollout_buffer_class = buffer_class
 
     def _check_arguments(self) -> None:
         check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
@@ -270,33 +277,36 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     ) -> bool:
         # The weights are the same for the whole rollout
         with constant_weights(self.policy), self.policy.keep_evaluations() as evaluations:
-            completed = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        if completed:
-            methods = ("forward", "evaluate_all_actions")
-            used = [getattr(getattr(self.policy, name), "__func__", None) for name in methods]
-            own = used != [getattr(ActorCriticQPolicy, name) for name in methods]
-            if own or len(evaluations) != n_rollout_steps:
-                # The policy has such a method of its own, maybe around ours, or a callback called the policy too
-                evaluations = self._evaluate_again(rollout_buffer)
-            # (n_steps, n_envs, n_actions) each
-            q_values, log_probs = (th.stack(tensors).numpy(force=True) for tensors in zip(*evaluations, strict=True))
-            if rollout_buffer.generator_ready:
-                # A callback has read minibatches, so the buffer's arrays are (n_envs * n_steps, ...)
-                q_values, log_probs = map(rollout_buffer.swap_and_flatten, (q_values, log_probs))
-            actions = rollout_buffer.actions.astype(int)
-            self._warn_of_another_policy(np.take_along_axis(log_probs, actions, axis=-1), rollout_buffer.log_probs)
-            # The log probabilities of all actions take the place of those of the actions taken
-            rollout_buffer.log_probs = log_probs
-            q_taken = np.take_along_axis(q_values, actions, axis=-1)
-            rollout_buffer.q_taken = q_taken  # type: ignore[attr-defined]  # (n_steps, n_envs, 1)
-        return completed
+            self.rollout_buffer.evaluate_rollout = lambda: self._evaluate_rollout(evaluations)
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
 
-    def _warn_of_another_policy(self, log_probs: np.ndarray, rollout_log_probs: np.ndarray) -> None:
+    @th.no_grad()
+    def _evaluate_rollout(self, evaluations: list[tuple[th.Tensor, th.Tensor]]) -> tuple[th.Tensor, th.Tensor]:
         """
-        :param log_probs: ``log pi(a_t|s_t)`` of the distributions over all actions
-        :param rollout_log_probs: The same as ``forward`` returned it when the actions were drawn
+        :param evaluations: What the policy has kept in the rollout
+        :return: ``Q(s, a)`` and ``log pi(a|s)`` for each of its steps, shape (n_steps, n_envs, n_actions) each
         """
-        difference = np.abs(log_probs.flatten() - rollout_log_probs.flatten()).max()
+        methods = ("forward", "evaluate_all_actions")
+        used = [getattr(getattr(self.policy, name), "__func__", None) for name in methods]
+        own = used != [getattr(ActorCriticQPolicy, name) for name in methods]
+        if own or len(evaluations) != self.n_steps:
+            # The policy has such a method of its own, maybe around ours, or a callback called the policy too
+            observations: Any = self.rollout_buffer.observations
+            if isinstance(observations, dict):
+                observations = [{name: obs[step] for name, obs in observations.items()} for step in range(self.n_steps)]
+            evaluations = [self.policy.evaluate_all_actions(obs_as_tensor(obs, self.device)) for obs in observations]
+        q_values, log_probs = (th.stack(tensors) for tensors in zip(*evaluations, strict=True))
+        self._warn_of_another_policy(log_probs)
+        return q_values, log_probs
+
+    def _warn_of_another_policy(self, log_probs: th.Tensor) -> None:
+        """
+        :param log_probs: ``log pi(a|s)`` for each step of the rollout, shape (n_steps, n_envs, n_actions)
+        """
+        actions = self.rollout_buffer.actions.astype(int)  # (n_steps, n_envs, 1)
+        taken = np.take_along_axis(log_probs.numpy(force=True), actions, axis=-1)
+        # From those that `forward` returned when the actions were drawn
+        difference = np.abs(taken.squeeze(-1) - self.rollout_buffer.log_probs).max()
         # More than the rounding of another precision or of compiled code
         if difference > 0.1:
             warnings.warn(
@@ -305,28 +315,6 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                 "`evaluate_all_actions` of your policy differ, or a callback changes the weights before a rollout has ended.",
                 stacklevel=2,
             )
-
-    @th.no_grad()
-    def _evaluate_again(self, rollout_buffer: RolloutBuffer) -> list[tuple[th.Tensor, th.Tensor]]:
-        """
-        :param rollout_buffer: A rollout of the current policy
-        :return: ``Q(s, a)`` and ``log pi(a|s)`` for each of its steps, shape (n_envs, n_actions) each
-        """
-
-        def by_step(observations: th.Tensor, shape: tuple[int, ...]) -> tuple[th.Tensor, ...]:
-            if observations.dim() == 1 + len(shape):
-                # A callback has read minibatches, so SB3's buffer has (n_envs * n_steps, ...)
-                observations = observations.unflatten(0, (self.n_envs, -1)).transpose(0, 1)
-            return observations.unbind()
-
-        observations: Any = obs_as_tensor(rollout_buffer.observations, self.device)
-        shapes: Any = rollout_buffer.obs_shape
-        if isinstance(observations, dict):
-            each = zip(*(by_step(observations[name], shapes[name]) for name in observations), strict=True)
-            steps: Any = [dict(zip(observations, step, strict=True)) for step in each]
-        else:
-            steps = by_step(observations, shapes)
-        return [self.policy.evaluate_all_actions(step) for step in steps]
 
     def train(self) -> None:
         """
@@ -348,7 +336,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                 returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
 
                 q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
-                old_log_probs = rollout_data.old_log_prob.view_as(log_probs)
+                old_log_probs = rollout_data.all_old_log_probs
                 ratio = (log_probs - old_log_probs).gather(1, actions).exp()  # (batch_size, 1)
 
                 # Weights of the actor loss
@@ -422,9 +410,10 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         self.logger.record("train/ent_coef", ent_coef)
         self.logger.record("train/clip_range", clip_range)
         # For the rollout's state values, as in PPO, and for its Q-values of the actions taken
-        rollout_q = self.rollout_buffer.swap_and_flatten(self.rollout_buffer.q_taken)  # type: ignore[attr-defined]
+        rollout_q = self.rollout_buffer.swap_and_flatten(self.rollout_buffer.q_values.numpy(force=True))
+        q_taken = np.take_along_axis(rollout_q, self.rollout_buffer.actions.astype(int), axis=-1)
         explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
-        explained_var_q = explained_variance(rollout_q.flatten(), self.rollout_buffer.returns.flatten())
+        explained_var_q = explained_variance(q_taken.flatten(), self.rollout_buffer.returns.flatten())
         self.logger.record("train/explained_variance", explained_var)
         self.logger.record("train/explained_variance_q", explained_var_q)
 
@@ -461,7 +450,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         total, n_steps = 0.0, 0
         for rollout_data in self.rollout_buffer.get(self.batch_size):
             _, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)
-            total += len(log_probs) * kl_divergence(rollout_data.old_log_prob.view_as(log_probs), log_probs).item()
+            total += len(log_probs) * kl_divergence(rollout_data.all_old_log_probs, log_probs).item()
             # Not those of the rollout, of which a buffer of another class may leave some out
             n_steps += len(log_probs)
         return total / n_steps
