@@ -281,6 +281,25 @@ def test_callers_policy_kwargs_are_left_alone(algorithm):
     assert policy_kwargs == dict(net_arch=[8])
 
 
+@pytest.mark.parametrize("use_rms_prop", [True, False])
+@pytest.mark.parametrize(
+    "policy_kwargs",
+    [None, dict(net_arch=[8]), dict(optimizer_kwargs=dict(weight_decay=0.1)), dict(optimizer_class=th.optim.RMSprop)],
+    ids=str,
+)
+def test_load_takes_the_policy_kwargs_of_the_constructor(policy_kwargs, use_rms_prop, tmp_path):
+    arguments = dict(policy_kwargs=policy_kwargs, use_rms_prop=use_rms_prop, rms_prop_eps=1e-4)
+    saved = QA2C("MlpPolicy", "CartPole-v1", device="cpu", **arguments)
+    saved.save(tmp_path / "model")
+    for same in (policy_kwargs, saved.policy_kwargs):
+        loaded = QA2C.load(tmp_path / "model", device="cpu", policy_kwargs=same)
+        assert type(loaded.policy.optimizer) is type(saved.policy.optimizer)
+        assert loaded.policy.optimizer_kwargs == saved.policy.optimizer_kwargs
+    for other in (dict(net_arch=[16]), dict(optimizer_class=th.optim.SGD), dict(optimizer_kwargs=dict(eps=1e-3))):
+        with pytest.raises(ValueError, match=r"has the policy_kwargs \{.*, but \{.*were given: leave them out"):
+            QA2C.load(tmp_path / "model", device="cpu", policy_kwargs=other)
+
+
 class MaskingPolicy(ActorCriticQPolicy):
     """Never takes the last action."""
 
