@@ -258,6 +258,42 @@ def test_a_command_with_other_hyperparameters_starts_a_new_run(unfinished, tmp_p
     assert QA2C.load(unfinished / "CartPole-v1.zip").lr_schedule(1) == 1e-3
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--env CartPole-v1 --algo qa2c --conf-file config.yml --eval-freq -1 -params gamma:0.9 n_steps:4 --seed 1",
+        "--algo=qa2c --env=CartPole-v1 --conf-file=config.yml --eval-freq=-1 --seed=1 -params n_steps:4 gamma:0.9",
+        "-conf config.yml --hyperparams n_steps:4 gamma:0.9 --alg qa2c --env CartPole-v1 --eval-f -1 --see 1 -f logs --verb 0",
+    ],
+)
+def test_a_command_in_another_spelling_resumes_its_run(command, tmp_path, rl_zoo, monkeypatch):
+    write_config(tmp_path, 1e-3)
+    usual = "--algo qa2c --env CartPole-v1 --conf-file config.yml --eval-freq -1 --seed 1 -params n_steps:4 gamma:0.9"
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(QA2C, "train", lambda self: 1 / 0)
+        rl_zoo("train", *usual.split(), cwd=tmp_path)
+    assert "Resuming from step 0" in rl_zoo("train", *command.split(), cwd=tmp_path)
+    assert not (tmp_path / "logs" / "qa2c" / "CartPole-v1_2").exists()
+
+
+@pytest.mark.parametrize("other", [["--seed", 1], ["-params", "gamma:0.9"]])
+def test_an_unfinished_run_of_another_command_is_mentioned(other, unfinished, tmp_path, rl_zoo):
+    write_config(tmp_path, 1e-3)
+    printed = rl_zoo("train", *ARGUMENTS, "--conf-file", "config.yml", "--eval-freq", -1, *other, cwd=tmp_path)
+    assert re.search(rf"unfinished run in \S*CartPole-v1_1, .*`.*{' '.join(ARGUMENTS)} .*`\. It is not resumed", printed)
+    assert (unfinished.with_name("CartPole-v1_2") / "CartPole-v1.zip").exists()
+
+
+def test_a_command_of_a_file_is_compared_without_evaluating_it(unfinished, tmp_path, rl_zoo):
+    """RL Zoo evaluates the values of its command line."""
+    path = unfinished / "checkpoints" / "run.json"
+    known = json.loads(path.read_text())
+    evil = f"gamma:__import__('pathlib').Path({str(tmp_path / 'evil')!r}).touch()"
+    path.write_text(json.dumps({**known, "command": [*known["command"], "-params", evil]}))
+    assert "It is not resumed" in train_from_config(rl_zoo, tmp_path)
+    assert not (tmp_path / "evil").exists()
+
+
 def test_a_run_is_taken_before_its_environments_are_made(unfinished, tmp_path, rl_zoo, monkeypatch):
     """Two commands that start together, as after a reboot, must not both choose it."""
     write_config(tmp_path, 1e-3)

@@ -1,16 +1,20 @@
 """Exact resume under RL Zoo: a command that is run again finds its unfinished run."""
 
 import argparse
+import ast
+import contextlib
 import functools
+import importlib.resources
 import json
 import os
 import re
+import shlex
 import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from filelock import FileLock, Timeout
@@ -23,16 +27,20 @@ from sb3_qac.resume.wandb import active_wandb_run, wandb_run_id
 
 
 def unfinished_run(
-    log_path: Path, env_name: str, command: Sequence[str], hyperparams: str | None = None, seed: int | None = None
+    log_path: Path,
+    env_name: str,
+    command: Sequence[str] | None = None,
+    hyperparams: str | None = None,
+    seed: int | None = None,
 ) -> Path | None:
     """
     :param log_path: Folder with the runs of an algorithm
     :param env_name: Name of the environment, as RL Zoo writes it
-    :param command: Command line
+    :param command: Command line; None for any
     :param hyperparams: Hyperparameters, as YAML; None for any
     :param seed: Seed; None for any
-    :return: Folder of the newest run that the same command started with these hyperparameters and this seed, keeps exact
-        checkpoints, is not finished, and is not used by any process; None if there is none
+    :return: Folder of the newest run that the same command, in any spelling, started with these hyperparameters and this seed,
+        keeps exact checkpoints, is not finished, and is not used by any process; None if there is none
     """
     # With `--uuid`, RL Zoo appends one to the number, which is then 1 for all
     name = re.compile(rf"{re.escape(env_name)}_(\d+)(_[0-9a-f-]{{36}})?")
@@ -46,7 +54,8 @@ def unfinished_run(
         # Runs of earlier versions of this package have none
         same = hyperparams is None or known.get("hyperparams", hyperparams) == hyperparams
         same = same and (seed is None or known.get("seed", seed) == seed)
-        if not finished and same and _what_is_run(known["command"]) == _what_is_run(command):
+        same = same and (command is None or _what_is_run(known["command"]) == _what_is_run(command))
+        if not finished and same:
             try:
                 with FileLock(run / "checkpoints" / "lock", blocking=False):
                     return run
@@ -72,19 +81,52 @@ def has_agent(run: Path, env_name: str, steps: int | None = None) -> bool:
         return False
 
 
-def _what_is_run(command: Sequence[str]) -> list[str]:
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise argparse.ArgumentError(None, message)
+
+
+@functools.cache
+def _zoo_parser() -> argparse.ArgumentParser:
+    """
+    :return: a parser with the options of ``rl_zoo3.train`` and their defaults, which leaves the values as text. RL Zoo makes
+        its own within ``train``, so they are read from the source. Its values must not be evaluated here, as those of
+        ``-params`` are there: the command may come from a file.
+    """
+    parser = _Parser(add_help=False)
+    source = importlib.resources.files("rl_zoo3").joinpath("train.py").read_text()
+    for call in ast.walk(ast.parse(source)):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            settings = {str(x.arg): x.value for x in call.keywords if x.arg in ("nargs", "action", "default")}
+            # Another version may compute them
+            with contextlib.suppress(ValueError):
+                # Without an action that is a class
+                literals = {k: ast.literal_eval(value) for k, value in settings.items() if not isinstance(value, ast.Name)}
+                parser.add_argument(*map(ast.literal_eval, call.args), **literals)
+    return parser
+
+
+def _zoo_arguments(command: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """
+    :param command: Command line
+    :return: the arguments of ``rl_zoo3.train``, and what is left
+    """
+    try:
+        return _zoo_parser().parse_known_args(command[1:])
+    except argparse.ArgumentError:
+        # The command line of another program, which imports RL Zoo
+        return _zoo_parser().parse_args([]), list(command[1:])
+
+
+def _what_is_run(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """
     :param command: Command line
     :return: its arguments without those that do not change the results
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("-P", "--progress", action="store_true")
-    parser.add_argument("--verbose")
-    try:
-        return parser.parse_known_args(command[1:])[1]
-    except argparse.ArgumentError:
-        # The command line of another program, which imports RL Zoo
-        return list(command[1:])
+    arguments, others = _zoo_arguments(command)
+    # In whatever order their values are, as those of `-params`
+    values = {name: sorted(value) if isinstance(value, list) else value for name, value in vars(arguments).items()}
+    return {name: str(value) for name, value in values.items() if name not in ("progress", "verbose")}, others
 
 
 def resume_exactly(exp_manager: ModuleType) -> None:
@@ -112,14 +154,7 @@ def resume_exactly(exp_manager: ModuleType) -> None:
             # A trial has no folder of its own
             self.specified_callbacks = without_checkpoints(self.specified_callbacks)
         elif callback is not None:
-            callback.hyperparams, seed = _settings_of(self)
-            log_path, env_name = Path(self.log_path), str(self.env_name)
-            find = functools.partial(unfinished_run, log_path, env_name, sys.argv, seed=seed)
-            run, with_any_hyperparams = find(callback.hyperparams), find()
-            if with_any_hyperparams is not None and with_any_hyperparams != run:
-                _leave(with_any_hyperparams, env_name)
-            while run is not None and not _take(run):
-                run = find(callback.hyperparams)
+            run = _run_to_resume(self, callback)
             _check_wandb_run_of(run)
             if run is not None:
                 self.save_path = str(run)
@@ -137,6 +172,25 @@ def resume_exactly(exp_manager: ModuleType) -> None:
 
     manager_class.read_hyperparameters = read_and_keep_hyperparameters
     manager_class.create_log_folder = create_or_find_log_folder
+
+
+def _run_to_resume(manager: Any, callback: ExactCheckpointCallback) -> Path | None:
+    """
+    :param manager: RL Zoo's manager
+    :param callback: The callback among the hyperparameters
+    :return: Folder of its unfinished run, which no other process can take any more; None if it has none
+    """
+    callback.hyperparams, seed = _settings_of(manager)
+    log_path, env_name = Path(manager.log_path), str(manager.env_name)
+    find = functools.partial(unfinished_run, log_path, env_name, sys.argv, seed=seed)
+    run, other = find(callback.hyperparams), find()
+    if run is None and other is None:
+        other = unfinished_run(log_path, env_name)
+    if other is not None and other != run:
+        _leave(other, env_name)
+    while run is not None and not _take(run):
+        run = find(callback.hyperparams)
+    return run
 
 
 def _settings_of(manager: Any) -> tuple[str | None, int | None]:
@@ -170,13 +224,14 @@ def without_checkpoints(specified: Any) -> list[Any]:
 
 def _leave(run: Path, env_name: str) -> None:
     """
-    :param run: Folder of an unfinished run of the same command, with other hyperparameters or arguments
+    :param run: Folder of an unfinished run with other hyperparameters or arguments
     :param env_name: Name of the environment, as RL Zoo writes it
     :raises ValueError: if its run of Weights & Biases is resumed already, which RL Zoo does before it reads hyperparameters
     """
+    command = shlex.join(read_json(run / "checkpoints" / "run.json")["command"])
     reason = (
-        "The hyperparameters or arguments are not those of the unfinished run in "
-        f"{run}, whose hyperparameters are in {run / env_name / 'config.yml'}."
+        f"The hyperparameters or arguments are not those of the unfinished run in {run}, whose hyperparameters are in "
+        f"{run / env_name / 'config.yml'} and whose command was `{command}`."
     )
     wandb_run = active_wandb_run()
     if wandb_run is not None and wandb_run.id == wandb_run_id(run / "checkpoints"):
@@ -257,8 +312,8 @@ def resume_wandb(exp_manager: ModuleType) -> None:
     """RL Zoo starts its run of Weights & Biases before anything else. These variables make it resume the earlier one."""
     # The script `rl_zoo3` will remove the name of its command
     command = sys.argv[:1] + sys.argv[2:] if sys.argv[1:2] == ["train"] else sys.argv
-    arguments = _zoo_arguments(command)
-    if not arguments.track:
+    arguments, _ = _zoo_arguments(command)
+    if not getattr(arguments, "track", False):
         return
     env_name = exp_manager.EnvironmentName(arguments.env)
     run = unfinished_run(Path(arguments.log_folder, arguments.algo), env_name, command)
@@ -269,20 +324,3 @@ def resume_wandb(exp_manager: ModuleType) -> None:
             global _resumed_wandb_run
             os.environ["WANDB_RUN_ID"] = _resumed_wandb_run = run_id
         os.environ.setdefault("WANDB_RESUME", "allow")
-
-
-def _zoo_arguments(command: Sequence[str]) -> argparse.Namespace:
-    """
-    :param command: Command line
-    :return: the arguments of ``rl_zoo3.train`` that determine the folder of a run, with RL Zoo's defaults
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--algo", default="ppo")
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("-f", "--log-folder", default="logs")
-    parser.add_argument("--track", action="store_true")
-    try:
-        return parser.parse_known_args(command[1:])[0]
-    except argparse.ArgumentError:
-        # The command line of another program, which imports RL Zoo
-        return parser.parse_args([])
