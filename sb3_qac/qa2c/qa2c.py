@@ -26,6 +26,7 @@ from sb3_qac.common.losses import (
     critic_loss,
     negative_entropy,
     sampled_policy_loss,
+    shrink_advantages,
     state_values,
 )
 from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm
@@ -135,6 +136,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         baseline: bool = False,
         policy_gradient: Literal["all-action", "sampled"] = "all-action",
         beta: float = 0.0,
+        shrinkage: float = 0.0,
         _init_setup_model: bool = True,
     ) -> None:
         super().__init__(
@@ -165,6 +167,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         self.baseline = baseline
         self.policy_gradient = policy_gradient
         self.beta = beta
+        self.shrinkage = shrinkage
 
         # Update optimizer inside the policy if we want to use RMSProp
         # (original implementation) rather than Adam
@@ -191,7 +194,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     def _check_arguments(self) -> None:
         check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
-        for name in ("pg_coef", "ent_coef", "vf_coef", "beta"):
+        for name in ("pg_coef", "ent_coef", "vf_coef", "beta", "shrinkage"):
             check_number(name, getattr(self, name))
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         for name in ("gamma", "gae_lambda"):
@@ -233,13 +236,18 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
             q_taken, log_prob_taken = q_values.gather(1, actions), log_probs.gather(1, actions)  # (batch_size, 1)
             values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
+            # The critic as the actor sees it: closer to V~, the less often an action is taken. Without shrinkage it is Q
             advantages = q_values.detach() - values  # (batch_size, n_actions)
+            removed = advantages - shrink_advantages(advantages, log_probs.detach(), self.shrinkage)
+            shrunk_q_values = q_values.detach() - removed  # (batch_size, n_actions)
+            shrunk_advantages = shrunk_q_values - values  # (batch_size, n_actions)
 
             # Policy gradient loss
-            weights = advantages if self.baseline else q_values
+            weights = shrunk_advantages if self.baseline else shrunk_q_values
             if self.policy_gradient == "all-action":
                 policy_loss = all_action_policy_loss(log_probs, weights)
-                policy_loss = policy_loss + self.beta * sampled_policy_loss(log_prob_taken, returns - q_taken)
+                td_errors = returns - shrunk_q_values.gather(1, actions)  # (batch_size, 1)
+                policy_loss = policy_loss + self.beta * sampled_policy_loss(log_prob_taken, td_errors)
             else:
                 policy_loss = sampled_policy_loss(log_prob_taken, weights.gather(1, actions))
 
@@ -266,7 +274,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                 "grad_norm": grad_norm,
                 "state_value": values.mean(),
                 "q_target": returns.mean(),
-                "abs_advantage": advantages.abs().mean(),
+                "abs_advantage": shrunk_advantages.abs().mean(),
                 "action_gap": action_gap(advantages),
             }
             # One transfer from the device for all of them
