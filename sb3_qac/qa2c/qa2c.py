@@ -57,7 +57,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]
 
     w = Q(s, a), or Q(s, a) - V~(s) with the baseline, where V~(s) = sum_a pi(a|s) Q(s, a). w and the bracket behind ``beta``,
-    which is 0 by default, are constants to the gradient.
+    which is 0 by default, are constants to the gradient. With ``shrinkage``, which is 0 by default too, the Q of w and of this
+    bracket is V~ + (Q - V~) pi / (pi + shrinkage).
 
     The baseline cannot change the gradient of this actor loss, because sum_a pi(a|s) is 1. It acts on the sampled estimator.
 
@@ -98,6 +99,9 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     :param beta: Weight of the sampled correction of beta-LOO (Gruslys et al. 2017, https://arxiv.org/abs/1704.04651):
         the actor also maximises beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the critic. At 1
         its only bias is A2C's, from the bootstrap in R_t. Only for "all-action".
+    :param shrinkage: Probability of an action at which its advantage in the sum is halved, at least 0. The critic knows little
+        of actions that are seldom taken. 0 trusts it for all actions alike. With ``beta=1``, the larger, the closer to A2C's
+        estimator, and the expected gradient is the same for every value. Only for "all-action".
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
@@ -202,11 +206,12 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         check_integer("n_steps", self.n_steps, minimum=1)
         check_choice("baseline", self.baseline, (False, True))
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
-        if self.policy_gradient == "sampled" and self.beta > 0:
-            raise ValueError(
-                f"`beta` ({self.beta}) corrects the all-action estimator and cannot go with policy_gradient='sampled'. "
-                "Set `beta=0`, or `policy_gradient='all-action'`."
-            )
+        for name, purpose in (("beta", "corrects"), ("shrinkage", "is for")):
+            if self.policy_gradient == "sampled" and getattr(self, name) > 0:
+                raise ValueError(
+                    f"`{name}` ({getattr(self, name)}) {purpose} the all-action estimator and cannot go with "
+                    f"policy_gradient='sampled'. Set `{name}=0`, or `policy_gradient='all-action'`."
+                )
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
