@@ -241,11 +241,10 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
             q_taken, log_prob_taken = q_values.gather(1, actions), log_probs.gather(1, actions)  # (batch_size, 1)
             values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
-            # The critic as the actor sees it: closer to V~, the less often an action is taken. Without shrinkage it is Q
             advantages = q_values.detach() - values  # (batch_size, n_actions)
-            removed = advantages - shrink_advantages(advantages, log_probs.detach(), self.shrinkage)
-            shrunk_q_values = q_values.detach() - removed  # (batch_size, n_actions)
-            shrunk_advantages = shrunk_q_values - values  # (batch_size, n_actions)
+            # V~ + A, written so that it is exactly Q without shrinkage
+            shrunk_advantages = shrink_advantages(advantages, log_probs.detach(), self.shrinkage)
+            shrunk_q_values = q_values.detach() - (advantages - shrunk_advantages)  # (batch_size, n_actions)
 
             # Policy gradient loss
             weights = shrunk_advantages if self.baseline else shrunk_q_values
