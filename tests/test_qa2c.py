@@ -116,6 +116,24 @@ def test_learns_the_identity(estimator):
     assert untrained < 70 < 95 < trained
 
 
+@pytest.mark.parametrize(
+    ("shrinkage", "dueling", "learns"),
+    [
+        pytest.param(0.0, False, False, id="neither"),
+        pytest.param(1.0, False, True, id="shrinkage"),
+        pytest.param(0.0, True, True, id="dueling"),
+    ],
+)
+def test_an_action_that_is_wrongly_avoided_is_found_with_shrinkage_or_a_dueling_head(shrinkage, dueling, learns):
+    """V~ grows, and the Q of an action that is no longer taken stays behind (docs/algorithm.md)."""
+    optimizer = dict(optimizer_class=th.optim.RMSprop, optimizer_kwargs=dict(alpha=0.99, eps=1e-5))
+    arguments = dict(learning_rate=2e-3, gamma=0.4, pg_coef=1.0, beta=1.0, shrinkage=shrinkage, seed=0, device="cpu")
+    env = DummyVecEnv([lambda: IdentityEnv(4)])
+    model = QA2C("MlpPolicy", env, policy_kwargs=dict(**optimizer, dueling=dueling), **arguments).learn(1_200)
+    actions, _ = model.predict(np.arange(4), deterministic=True)
+    assert (actions.tolist() == [0, 1, 2, 3]) is learns
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_update_and_its_log_are_those_of_the_formula(estimator):
     """One plain gradient step on the formula, by hand and in float64, from the same rollout."""
