@@ -131,7 +131,7 @@ def test_estimators_have_the_weights_of_their_names():
         "sampled, return - V~ (A2C's weight)": taken * (returns - values),
     }
     assert set(weights) == set(ESTIMATORS)
-    batch = Batch(q_values, log_probs, values, q_taken, log_probs.gather(1, actions), returns)
+    batch = Batch(q_values, log_probs, values, actions, returns)
     for name, estimator in ESTIMATORS.items():
         (gradient,) = th.autograd.grad(estimator(batch), [logits], retain_graph=True)
         (expected,) = th.autograd.grad(-(log_probs * weights[name]).sum() / 5, [logits], retain_graph=True)
@@ -308,6 +308,28 @@ def test_an_estimator_is_the_actors_gradient_in_qppos_first_minibatch(arguments,
     next(model.rollout_buffer.get(16))
     batch = batch_of(model, model.rollout_buffer._get_samples(np.arange(16)))
     gradient = gradient_of(model, estimators_of(model)[estimator](batch) / scale_of(model, batch))
+    before = parameters(model).copy()
+    model.train()
+    np.testing.assert_allclose(before - parameters(model), gradient, rtol=1e-3, atol=1e-6)
+    assert gradient.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "estimator"),
+    [
+        (dict(beta=1.0), "all-action, beta=1"),
+        (dict(beta=0.3, shrinkage=0.2), "all-action, beta=0.3, shrinkage=0.2"),
+        (dict(beta=1.0, shrinkage=0.2, baseline=True), "all-action, beta=1, shrinkage=0.2"),
+    ],
+)
+def test_an_estimator_is_the_actors_gradient_in_qa2cs_update(arguments, estimator):
+    only_the_actor = dict(ent_coef=0.0, vf_coef=0.0, max_grad_norm=None, policy_kwargs=dict(optimizer_class=th.optim.SGD))
+    env = make_vec_env("CartPole-v1", 2, seed=0)
+    model = with_rollout(
+        QA2C("MlpPolicy", env, learning_rate=1.0, pg_coef=1.0, seed=0, device="cpu", **only_the_actor, **arguments)
+    )
+    (data,) = model.rollout_buffer.get()
+    gradient = gradient_of(model, estimators_of(model)[estimator](batch_of(model, data)))
     before = parameters(model).copy()
     model.train()
     np.testing.assert_allclose(before - parameters(model), gradient, rtol=1e-3, atol=1e-6)

@@ -18,6 +18,7 @@ from sb3_qac.common.losses import (
     action_gap,
     all_action_policy_loss,
     clipped_policy_loss,
+    corrected_advantages,
     critic_loss,
     kl_divergence,
     negative_entropy,
@@ -132,11 +133,12 @@ def test_corrected_gradient_with_beta_1_is_unbiased_whatever_the_critic_says(bat
     true_returns = th.randn(BATCH_SIZE, N_ACTIONS, generator=th.Generator().manual_seed(1), dtype=th.float64)
     log_probs = F.log_softmax(logits, dim=1)
     values = state_values(log_probs.exp(), q_values).detach()
-    advantages = shrink_advantages(q_values.detach() - values, log_probs.detach(), shrinkage)
     expectation = th.zeros_like(logits)
     for action in range(N_ACTIONS):
         actions = th.full((BATCH_SIZE, 1), action)
-        correction = true_returns.gather(1, actions) - values - advantages.gather(1, actions)
+        advantages, correction = corrected_advantages(
+            q_values.detach(), values, log_probs.detach(), actions, true_returns.gather(1, actions), shrinkage
+        )
         loss = all_action_policy_loss(log_probs, advantages)
         loss = loss + sampled_policy_loss(log_probs.gather(1, actions), correction)
         gradient = th.autograd.grad(loss, logits, retain_graph=True)[0]
@@ -222,9 +224,8 @@ def test_gradient_with_much_shrinkage_is_that_of_the_action_taken(batch, beta):
     logits, q_values, actions, returns = batch
     log_probs = F.log_softmax(logits, dim=1)
     values = state_values(log_probs.exp(), q_values).detach()
-    advantages = shrink_advantages(q_values.detach() - values, log_probs.detach(), 1e12)
     log_prob = log_probs.gather(1, actions)
-    correction = returns - values - advantages.gather(1, actions)
+    advantages, correction = corrected_advantages(q_values.detach(), values, log_probs.detach(), actions, returns, 1e12)
     loss = all_action_policy_loss(log_probs, advantages) + beta * sampled_policy_loss(log_prob, correction)
     (gradient,) = th.autograd.grad(loss, logits, retain_graph=True)
     (sampled,) = th.autograd.grad(sampled_policy_loss(log_prob, returns - values), logits)

@@ -21,6 +21,7 @@ from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMulti
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from stable_baselines3.dqn import MlpPolicy as QPolicyOfDQN
@@ -35,6 +36,8 @@ ESTIMATORS = [
     pytest.param(dict(), id="task 1"),
     pytest.param(dict(baseline=True), id="task 2"),
     pytest.param(dict(beta=1.0), id="beta"),
+    pytest.param(dict(beta=1.0, shrinkage=0.3), id="shrinkage"),
+    pytest.param(dict(beta=0.5, shrinkage=0.3, baseline=True), id="shrinkage with baseline"),
     pytest.param(dict(policy_gradient="sampled"), id="sampled"),
     pytest.param(dict(policy_gradient="sampled", baseline=True), id="sampled with baseline"),
 ]
@@ -58,6 +61,13 @@ class Rows(KVWriter):
         pass
 
 
+class DoubleExtractor(FlattenExtractor):
+    """SB3 makes observations float32."""
+
+    def forward(self, observations):
+        return super().forward(observations.double())
+
+
 def parameters(model) -> np.ndarray:
     return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().numpy()
 
@@ -77,7 +87,7 @@ def test_readme_line_runs_on_atari():
     assert {name: optimizer.defaults[name] for name in ("lr", "alpha", "eps")} == dict(lr=1.5e-3, alpha=0.99, eps=1e-5)
     defaults = dict(n_steps=5, gamma=0.99, gae_lambda=1.0, pg_coef=0.1, vf_coef=0.5, ent_coef=0.001, max_grad_norm=0.5)
     assert {name: getattr(model, name) for name in defaults} == defaults
-    assert (model.baseline, model.policy_gradient, model.beta) == (False, "all-action", 0.0)
+    assert (model.baseline, model.policy_gradient, model.beta, model.shrinkage) == (False, "all-action", 0.0, 0.0)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -109,9 +119,27 @@ def test_learns_the_identity(estimator):
     assert untrained < 70 < 95 < trained
 
 
+@pytest.mark.parametrize(
+    ("shrinkage", "dueling", "learns"),
+    [
+        pytest.param(0.0, False, False, id="neither"),
+        pytest.param(1.0, False, True, id="shrinkage"),
+        pytest.param(0.0, True, True, id="dueling"),
+    ],
+)
+def test_an_action_that_is_wrongly_avoided_is_found_with_shrinkage_or_a_dueling_head(shrinkage, dueling, learns):
+    """V~ grows, and the Q of an action that is no longer taken stays behind (docs/algorithm.md)."""
+    optimizer = dict(optimizer_class=th.optim.RMSprop, optimizer_kwargs=dict(alpha=0.99, eps=1e-5))
+    arguments = dict(learning_rate=2e-3, gamma=0.4, pg_coef=1.0, beta=1.0, shrinkage=shrinkage, seed=0, device="cpu")
+    env = DummyVecEnv([lambda: IdentityEnv(4)])
+    model = QA2C("MlpPolicy", env, policy_kwargs=dict(**optimizer, dueling=dueling), **arguments).learn(1_200)
+    actions, _ = model.predict(np.arange(4), deterministic=True)
+    assert (actions.tolist() == [0, 1, 2, 3]) is learns
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_update_and_its_log_are_those_of_the_formula(estimator):
-    """One plain gradient step on the formula, by hand, from the same rollout."""
+    """One plain gradient step on the formula, by hand and in float64, from the same rollout."""
     learning_rate, coefficients = 0.01, dict(pg_coef=0.3, ent_coef=0.2, vf_coef=0.7)
     model = QA2C(
         "MlpPolicy",
@@ -119,17 +147,20 @@ def test_update_and_its_log_are_those_of_the_formula(estimator):
         learning_rate=learning_rate,
         max_grad_norm=1e9,
         use_rms_prop=False,
-        policy_kwargs=dict(optimizer_class=th.optim.SGD),
+        policy_kwargs=dict(optimizer_class=th.optim.SGD, features_extractor_class=DoubleExtractor),
         seed=0,
+        device="cpu",
         **coefficients,
         **estimator,
     )
+    model.policy.double()
     with th.no_grad():
         # A critic and a policy that tell actions apart
         model.policy.q_net.weight *= 20
         model.policy.action_net.weight *= 20
     _, callback = model._setup_learn(10)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    model.rollout_buffer.returns = model.rollout_buffer.returns.astype(np.float64)
     before = parameters(model).copy()
 
     observations = th.as_tensor(model.rollout_buffer.observations).reshape(10, -1)
@@ -138,10 +169,11 @@ def test_update_and_its_log_are_those_of_the_formula(estimator):
     q_values, log_probs = model.policy.evaluate_all_actions(observations)
     probs, q = log_probs.exp(), q_values.detach()
     values = (probs.detach() * q).sum(1, keepdim=True)
-    weights = q - values if model.baseline else q
+    shrunk_q = values + (q - values) * probs.detach() / (probs.detach() + model.shrinkage)
+    weights = shrunk_q - values if model.baseline else shrunk_q
     if model.policy_gradient == "all-action":
         gain = (probs * weights).sum(1).mean()
-        gain = gain + model.beta * (log_probs * (returns - q)).gather(1, actions).mean()
+        gain = gain + model.beta * (log_probs * (returns - shrunk_q)).gather(1, actions).mean()
     else:
         gain = (log_probs * weights).gather(1, actions).mean()
     entropy_loss = (probs * log_probs).sum(1).mean()
@@ -150,7 +182,7 @@ def test_update_and_its_log_are_those_of_the_formula(estimator):
     gradient = th.cat([g.flatten() for g in th.autograd.grad(loss, list(model.policy.parameters()))]).numpy()
 
     model.train()
-    np.testing.assert_allclose(parameters(model), before - learning_rate * gradient, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(parameters(model), before - learning_rate * gradient, rtol=0, atol=1e-12)
     expected = {
         "loss": loss.item(),
         "policy_loss": -gain.item(),
@@ -159,7 +191,7 @@ def test_update_and_its_log_are_those_of_the_formula(estimator):
         "grad_norm": np.linalg.norm(gradient),
         "state_value": values.mean().item(),
         "q_target": returns.mean().item(),
-        "abs_advantage": (q - values).abs().mean().item(),
+        "abs_advantage": (shrunk_q - values).abs().mean().item(),
         # CartPole has two actions
         "action_gap": (q[:, 0] - q[:, 1]).abs().mean().item(),
         "explained_variance": 1 - ((returns - values).var() / returns.var()).item(),
@@ -169,6 +201,29 @@ def test_update_and_its_log_are_those_of_the_formula(estimator):
         "ent_coef": 0.2,
     }
     assert update_figures(model.logger.name_to_value) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_much_shrinkage_leaves_the_gradient_of_a2c():
+    """Its weight R - V~ on the action taken, with half of it where ``beta`` is a half."""
+    policy_kwargs = dict(optimizer_class=th.optim.SGD, features_extractor_class=DoubleExtractor)
+    arguments = dict(
+        learning_rate=1.0, max_grad_norm=None, ent_coef=0.0, vf_coef=0.0, pg_coef=1.0, policy_kwargs=policy_kwargs
+    )
+    env = make_vec_env("CartPole-v1", n_envs=2, seed=0)
+    model = QA2C("MlpPolicy", env, seed=0, device="cpu", beta=0.5, shrinkage=1e15, **arguments)
+    model.policy.double()
+    _, callback = model._setup_learn(10)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    model.rollout_buffer.returns = model.rollout_buffer.returns.astype(np.float64)
+    (data,) = model.rollout_buffer.get()
+    values, log_prob, _ = model.policy.evaluate_actions(data.observations, data.actions.flatten())
+    loss = -0.5 * (log_prob * (data.returns - values.flatten().detach())).mean()
+    gradient = th.autograd.grad(loss, list(model.policy.parameters()), allow_unused=True, materialize_grads=True)
+    before = parameters(model).copy()
+    model.train()
+    expected = np.concatenate([each.flatten() for each in gradient])
+    np.testing.assert_allclose(before - parameters(model), expected, rtol=0, atol=1e-12)
+    assert np.abs(expected).max() > 0.01
 
 
 def test_actor_loss_leaves_no_gradient_on_the_q_head():
@@ -229,11 +284,13 @@ def test_same_seed_gives_the_same_parameters_bit_for_bit(estimator):
 @pytest.mark.parametrize("policy_kwargs", [dict(), dict(share_features_extractor=False, net_arch=dict(pi=[8], vf=[16]))])
 def test_loaded_model_predicts_and_updates_as_the_saved_one(tmp_path, policy_kwargs):
     env = make_vec_env("CartPole-v1", n_envs=2, seed=0)
-    model = QA2C("MlpPolicy", env, seed=0, baseline=True, beta=0.5, pg_coef=0.7, policy_kwargs=policy_kwargs).learn(50)
+    model = QA2C(
+        "MlpPolicy", env, seed=0, baseline=True, beta=0.5, shrinkage=0.2, pg_coef=0.7, policy_kwargs=policy_kwargs
+    ).learn(50)
     model.save(tmp_path / "model")
     loaded = QA2C.load(tmp_path / "model", env=env)
 
-    for name in ("baseline", "beta", "pg_coef", "policy_gradient", "n_steps", "ent_coef", "vf_coef"):
+    for name in ("baseline", "beta", "shrinkage", "pg_coef", "policy_gradient", "n_steps", "ent_coef", "vf_coef"):
         assert getattr(loaded, name) == getattr(model, name)
     observations = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     np.testing.assert_array_equal(*(m.predict(observations, deterministic=True)[0] for m in (model, loaded)))
@@ -414,6 +471,8 @@ def test_images_are_asked_for_by_the_cnn_policy(algorithm):
         (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
         (dict(beta=-1), "`beta`"),
         (dict(beta="much"), "`beta`.*'much'"),
+        (dict(shrinkage=-0.1), "`shrinkage` must be.*at least 0.*-0.1"),
+        (dict(shrinkage=float("nan")), "`shrinkage`.*nan"),
         (dict(max_grad_norm=-1), "`max_grad_norm`"),
         (dict(max_grad_norm=float("nan")), "`max_grad_norm`.*nan"),
         (dict(max_grad_norm="all"), "`max_grad_norm`.*'all'"),
@@ -424,7 +483,8 @@ def test_images_are_asked_for_by_the_cnn_policy(algorithm):
         (dict(n_steps=True), "`n_steps` must be an integer.*True"),
         (dict(baseline="no"), "`baseline` must be False or True, but 'no' was given"),
         (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
-        (dict(policy_gradient="sampled", beta=1.0), "cannot go with policy_gradient='sampled'"),
+        (dict(policy_gradient="sampled", beta=1.0), "`beta`.*1.0.*cannot go with policy_gradient='sampled'"),
+        (dict(policy_gradient="sampled", shrinkage=0.1), "`shrinkage`.*0.1.*cannot go with policy_gradient='sampled'"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message, tmp_path):
@@ -466,7 +526,8 @@ def test_constructor_has_the_arguments_of_a2c():
     order, by position as far as A2C has no others between them, and by name from there on.
     """
     a2c, qa2c = (list(inspect.signature(cls).parameters) for cls in (A2C, QA2C))
-    left_out, own = ["use_sde", "sde_sample_freq", "normalize_advantage"], ["pg_coef", "baseline", "policy_gradient", "beta"]
+    left_out = ["use_sde", "sde_sample_freq", "normalize_advantage"]
+    own = ["pg_coef", "baseline", "policy_gradient", "beta", "shrinkage"]
     assert qa2c[-1] == a2c[-1] == "_init_setup_model"
     assert qa2c[:-1] == [name for name in a2c[:-1] if name not in left_out] + own
     parameters_of_qa2c = inspect.signature(QA2C).parameters.values()

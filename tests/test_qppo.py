@@ -20,7 +20,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -34,7 +33,7 @@ from sb3_qac.resume import ExactCheckpointCallback, identity, resume
 from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint
 from sb3_qac.zoo import presets
 from tests.envs import InterruptAt, Interrupted, ScriptedEnv
-from tests.test_qa2c import Rows, parameters, update_figures
+from tests.test_qa2c import DoubleExtractor, Rows, parameters, update_figures
 
 VARIANTS = [
     pytest.param(dict(), id="default"),
@@ -89,13 +88,6 @@ def test_every_policy_runs_with_every_variant(policy, env, variant):
 # ---- the loss ----
 
 
-class DoubleExtractor(FlattenExtractor):
-    """SB3 makes observations float32."""
-
-    def forward(self, observations):
-        return super().forward(observations.double())
-
-
 def first_gradient(algorithm, rollout, **kwargs):
     """:return: gradient of the first update on the rollout, in float64, the rollout being that of the policy as it is"""
     policy_kwargs = dict(optimizer_class=th.optim.SGD, features_extractor_class=DoubleExtractor)
@@ -127,14 +119,12 @@ def rollout():
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 3.0])
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_first_gradient_is_that_of_qa2c(rollout, beta, kl_coef):
+@pytest.mark.parametrize(("beta", "shrinkage"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 0.3)])
+def test_first_gradient_is_that_of_qa2c(rollout, beta, shrinkage, kl_coef):
     """At pi = pi_old and sigma = 1. The KL penalty has no gradient there."""
-    shared = dict(beta=beta, ent_coef=0.02, vf_coef=0.5)
+    shared = dict(beta=beta, shrinkage=shrinkage, ent_coef=0.02, vf_coef=0.5)
     qa2c = first_gradient(QA2C, rollout, pg_coef=1.0, use_rms_prop=False, **shared)
-    mine = first_gradient(
-        QPPO, rollout, batch_size=32, n_epochs=1, kl_coef=kl_coef, advantage_scale=None, shrinkage=0.0, **shared
-    )
+    mine = first_gradient(QPPO, rollout, batch_size=32, n_epochs=1, kl_coef=kl_coef, advantage_scale=None, **shared)
     np.testing.assert_allclose(mine, qa2c, rtol=0, atol=1e-10)
     assert np.abs(qa2c).max() > 0.01
 
@@ -873,8 +863,17 @@ class MyQPPO(QPPO):
     """A user's subclass."""
 
 
-@pytest.mark.parametrize("algorithm", [QPPO, MyQPPO])
-@pytest.mark.parametrize(("name", "before"), [("shrinkage", 0.0), ("sigma_min", 1e-8)])
+def make_qa2c(policy, env, n_steps, seed, device, shrinkage, **_):
+    return QA2C(policy, env, n_steps=n_steps, seed=seed, device=device, shrinkage=shrinkage)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name", "before"),
+    [
+        *((algorithm, *argument) for algorithm in (QPPO, MyQPPO) for argument in (("shrinkage", 0.0), ("sigma_min", 1e-8))),
+        (make_qa2c, "shrinkage", 0.0),
+    ],
+)
 def test_a_checkpoint_from_before_an_argument_is_resumed_without_it_only(name, before, algorithm, tmp_path, monkeypatch):
     """It does not say so: there was no such argument."""
     with monkeypatch.context() as patch:

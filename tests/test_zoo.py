@@ -186,7 +186,7 @@ def test_an_optimisation_of_the_sampled_estimator_has_no_correction(tmp_path, rl
     sampled = ["-params", "policy_gradient:'sampled'", "n_envs:1"]
     rl_zoo("train", *ARGUMENTS, "-n", 100, "--eval-episodes", 1, "--seed", 0, *trials, *sampled, cwd=tmp_path)
     (report,) = (tmp_path / "logs" / "qa2c").glob("*.csv")
-    assert pandas.read_csv(report)["params_beta"].tolist() == [0.0] * 5
+    assert pandas.read_csv(report)[["params_beta", "params_shrinkage"]].to_numpy().tolist() == [[0.0, 0.0]] * 5
 
 
 def test_another_plugin_does_not_prevent_the_registration(monkeypatch):

@@ -99,6 +99,29 @@ def shrink_advantages(advantages: th.Tensor, old_log_probs: th.Tensor, shrinkage
     return advantages * th.sigmoid(old_log_probs - math.log(shrinkage))
 
 
+def corrected_advantages(
+    q_values: th.Tensor,
+    values: th.Tensor,
+    old_log_probs: th.Tensor,
+    actions: th.Tensor,
+    returns: th.Tensor,
+    shrinkage: float,
+) -> tuple[th.Tensor, th.Tensor]:
+    """
+    The weights of a sum over actions that trusts the critic less where it knows little, and of its correction.
+
+    :param q_values: ``Q(s, a)``, shape (batch_size, n_actions)
+    :param values: ``V~(s)``, shape (batch_size, 1)
+    :param old_log_probs: ``log pi_old(a|s)`` of every action, shape (batch_size, n_actions)
+    :param actions: actions taken, shape (batch_size, 1)
+    :param returns: bootstrapped returns ``R_t``, shape (batch_size, 1)
+    :param shrinkage: Probability at which the advantage is halved, at least 0; 0 changes nothing
+    :return: ``A(s, a)``, shape (batch_size, n_actions), and ``d = R_t - V~(s_t) - A(s_t, a_t)``, shape (batch_size, 1)
+    """
+    advantages = shrink_advantages(q_values - values, old_log_probs, shrinkage)
+    return advantages, returns - values - advantages.gather(1, actions)
+
+
 def critic_loss(q_taken: th.Tensor, returns: th.Tensor) -> th.Tensor:
     """
     Squared error of the critic at the actions that were taken, ``mean_s (R_t - Q(s_t, a_t))^2``.

@@ -26,6 +26,7 @@ from sb3_qac.common.losses import (
     critic_loss,
     negative_entropy,
     sampled_policy_loss,
+    shrink_advantages,
     state_values,
 )
 from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm, check_schedule
@@ -68,7 +69,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]
 
     w = Q(s, a), or Q(s, a) - V~(s) with the baseline, where V~(s) = sum_a pi(a|s) Q(s, a). w and the bracket behind ``beta``,
-    which is 0 by default, are constants to the gradient.
+    which is 0 by default, are constants to the gradient. With ``shrinkage``, which is 0 by default too, the Q of w and of this
+    bracket is V~ + (Q - V~) pi / (pi + shrinkage).
 
     The baseline cannot change the gradient of this actor loss, because sum_a pi(a|s) is 1. It acts on the sampled estimator.
 
@@ -109,6 +111,9 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     :param beta: Weight of the sampled correction of beta-LOO (Gruslys et al. 2017, https://arxiv.org/abs/1704.04651):
         the actor also maximises beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the critic. At 1
         its only bias is A2C's, from the bootstrap in R_t. Only for "all-action".
+    :param shrinkage: Probability of an action at which its advantage in the sum is halved, at least 0. The critic knows little
+        of actions that are seldom taken. 0 trusts it for all actions alike. With ``beta=1``, the larger, the closer to A2C's
+        estimator, and the expected gradient is the same for every value. Only for "all-action".
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
@@ -147,6 +152,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         baseline: bool = False,
         policy_gradient: Literal["all-action", "sampled"] = "all-action",
         beta: float = 0.0,
+        shrinkage: float = 0.0,
         _init_setup_model: bool = True,
     ) -> None:
         super().__init__(
@@ -177,6 +183,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         self.baseline = baseline
         self.policy_gradient = policy_gradient
         self.beta = beta
+        self.shrinkage = shrinkage
 
         # Update optimizer inside the policy if we want to use RMSProp
         # (original implementation) rather than Adam
@@ -201,7 +208,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     def _check_arguments(self) -> None:
         check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
-        for name in ("pg_coef", "vf_coef", "beta"):
+        for name in ("pg_coef", "vf_coef", "beta", "shrinkage"):
             check_number(name, getattr(self, name))
         check_schedule("ent_coef", self.ent_coef)
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
@@ -210,11 +217,12 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         check_integer("n_steps", self.n_steps, minimum=1)
         check_choice("baseline", self.baseline, (False, True))
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
-        if self.policy_gradient == "sampled" and self.beta > 0:
-            raise ValueError(
-                f"`beta` ({self.beta}) corrects the all-action estimator and cannot go with policy_gradient='sampled'. "
-                "Set `beta=0`, or `policy_gradient='all-action'`."
-            )
+        for name, purpose in (("beta", "corrects"), ("shrinkage", "is for")):
+            if self.policy_gradient == "sampled" and getattr(self, name) > 0:
+                raise ValueError(
+                    f"`{name}` ({getattr(self, name)}) {purpose} the all-action estimator and cannot go with "
+                    f"policy_gradient='sampled'. Set `{name}=0`, or `policy_gradient='all-action'`."
+                )
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
@@ -247,12 +255,16 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             q_taken, log_prob_taken = q_values.gather(1, actions), log_probs.gather(1, actions)  # (batch_size, 1)
             values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
             advantages = q_values.detach() - values  # (batch_size, n_actions)
+            # V~ + A, written so that it is exactly Q without shrinkage
+            shrunk_advantages = shrink_advantages(advantages, log_probs.detach(), self.shrinkage)
+            shrunk_q_values = q_values.detach() - (advantages - shrunk_advantages)  # (batch_size, n_actions)
 
             # Policy gradient loss
-            weights = advantages if self.baseline else q_values
+            weights = shrunk_advantages if self.baseline else shrunk_q_values
             if self.policy_gradient == "all-action":
                 policy_loss = all_action_policy_loss(log_probs, weights)
-                policy_loss = policy_loss + self.beta * sampled_policy_loss(log_prob_taken, returns - q_taken)
+                td_errors = returns - shrunk_q_values.gather(1, actions)  # (batch_size, 1)
+                policy_loss = policy_loss + self.beta * sampled_policy_loss(log_prob_taken, td_errors)
             else:
                 policy_loss = sampled_policy_loss(log_prob_taken, weights.gather(1, actions))
 
@@ -279,7 +291,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                 "grad_norm": grad_norm,
                 "state_value": values.mean(),
                 "q_target": returns.mean(),
-                "abs_advantage": advantages.abs().mean(),
+                "abs_advantage": shrunk_advantages.abs().mean(),
                 "action_gap": action_gap(advantages),
             }
             # One transfer from the device for all of them

@@ -27,10 +27,10 @@ from sb3_qac.common.losses import (
     action_gap,
     all_action_policy_loss,
     clipped_policy_loss,
+    corrected_advantages,
     critic_loss,
     kl_divergence,
     negative_entropy,
-    shrink_advantages,
     state_values,
 )
 from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm, check_schedule, current_value
@@ -341,9 +341,10 @@ class QPPO(ScheduledOnPolicyAlgorithm):
 
                 # Weights of the actor loss
                 values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
-                advantages = shrink_advantages(q_values.detach() - values, old_log_probs, self.shrinkage)
+                advantages, td_errors = corrected_advantages(
+                    q_values.detach(), values, old_log_probs, actions, returns, self.shrinkage
+                )
                 sampled_advantages = returns - values  # (batch_size, 1)
-                td_errors = sampled_advantages - advantages.gather(1, actions)  # (batch_size, 1)
                 sigma = self._next_sigma(log_probs.detach().exp(), advantages, td_errors, sampled_advantages)
 
                 # Policy gradient loss

@@ -22,7 +22,7 @@ SHOWN = frozenset({"render_mode"})
 # Settings of VecNormalize
 NORMALIZATION = ("norm_obs", "norm_reward", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon")
 # What was in effect before an argument existed, by algorithm: checkpoints from then do not have it
-BEFORE: dict[str, dict[str, Any]] = {"QPPO": {"shrinkage": 0.0, "sigma_min": 1e-8}}
+BEFORE: dict[str, dict[str, Any]] = {"QA2C": {"shrinkage": 0.0}, "QPPO": {"shrinkage": 0.0, "sigma_min": 1e-8}}
 
 
 def training_state(model: BaseAlgorithm) -> tuple[str, ...]:

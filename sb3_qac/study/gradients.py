@@ -7,7 +7,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
-from sb3_qac.common.losses import all_action_policy_loss, sampled_policy_loss, shrink_advantages, state_values
+from sb3_qac.common.losses import all_action_policy_loss, corrected_advantages, sampled_policy_loss, state_values
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION
@@ -23,17 +23,25 @@ class Batch(NamedTuple):
     :param q_values: ``Q(s, a)``, shape (batch_size, n_actions)
     :param log_probs: ``log pi(a|s)``, shape (batch_size, n_actions)
     :param values: ``V~(s)``, shape (batch_size, 1)
-    :param q_taken: ``Q(s_t, a_t)``, shape (batch_size, 1)
-    :param log_prob_taken: ``log pi(a_t|s_t)``, shape (batch_size, 1)
+    :param actions: actions taken, shape (batch_size, 1)
     :param returns: n-step returns, shape (batch_size, 1)
     """
 
     q_values: th.Tensor
     log_probs: th.Tensor
     values: th.Tensor
-    q_taken: th.Tensor
-    log_prob_taken: th.Tensor
+    actions: th.Tensor
     returns: th.Tensor
+
+    @property
+    def q_taken(self) -> th.Tensor:
+        """``Q(s_t, a_t)``, shape (batch_size, 1)"""
+        return self.q_values.gather(1, self.actions)
+
+    @property
+    def log_prob_taken(self) -> th.Tensor:
+        """``log pi(a_t|s_t)``, shape (batch_size, 1)"""
+        return self.log_probs.gather(1, self.actions)
 
 
 def batch_of(model: QA2C | QPPO, data: RolloutBufferSamples) -> Batch:
@@ -43,23 +51,18 @@ def batch_of(model: QA2C | QPPO, data: RolloutBufferSamples) -> Batch:
     :return: inputs of the actor losses, with gradients
     """
     q_values, log_probs = model.policy.evaluate_all_actions(data.observations)
-    actions = data.actions.long()
     values = state_values(log_probs.exp(), q_values).detach()
-    returns = data.returns.unsqueeze(1)
-    return Batch(q_values, log_probs, values, q_values.gather(1, actions), log_probs.gather(1, actions), returns)
+    return Batch(q_values, log_probs, values, data.actions.long(), data.returns.unsqueeze(1))
 
 
 def weights_of(batch: Batch, shrinkage: float = 0.0) -> tuple[th.Tensor, th.Tensor]:
     """
     :param batch: Inputs of an actor loss
-    :param shrinkage: As in QPPO
-    :return: QPPO's weights: ``A`` of the sum, shape (batch_size, n_actions), and ``d`` of the correction, (batch_size, 1)
+    :param shrinkage: As in QA2C and QPPO
+    :return: weights ``A`` of the sum, shape (batch_size, n_actions), and ``d`` of the correction, shape (batch_size, 1)
     """
-    advantages = batch.q_values.detach() - batch.values
-    taken = batch.q_taken.detach() - batch.values
-    # The action taken is not in the batch, but its probability is
-    shrunk = shrink_advantages(taken, batch.log_prob_taken.detach(), shrinkage)
-    return shrink_advantages(advantages, batch.log_probs.detach(), shrinkage), batch.returns - batch.values - shrunk
+    q_values, log_probs = batch.q_values.detach(), batch.log_probs.detach()
+    return corrected_advantages(q_values, batch.values, log_probs, batch.actions, batch.returns, shrinkage)
 
 
 def _corrected(beta: float, shrinkage: float = 0.0) -> Callable[[Batch], th.Tensor]:
@@ -180,19 +183,11 @@ def estimators_of(model: QA2C | QPPO) -> dict[str, Callable[[Batch], th.Tensor]]
     :param model: Model
     :return: ``ESTIMATORS``, and the model's own if it is all-action with another ``beta``, or with shrinkage
     """
-    shrinkage = shrinkage_of(model)
+    shrinkage = model.shrinkage
     if model.policy_gradient == "sampled" or (model.beta in (0, 1) and shrinkage == 0):
         return ESTIMATORS
     name = f"all-action, beta={model.beta:g}" + (f", shrinkage={shrinkage:g}" if shrinkage else "")
     return {**ESTIMATORS, name: _corrected(model.beta, shrinkage)}
-
-
-def shrinkage_of(model: QA2C | QPPO) -> float:
-    """
-    :param model: Model
-    :return: its shrinkage; QA2C has none
-    """
-    return model.shrinkage if isinstance(model, QPPO) else 0.0
 
 
 def scale_of(model: QA2C | QPPO, batch: Batch) -> float:

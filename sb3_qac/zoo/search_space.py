@@ -61,9 +61,10 @@ def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     trial.suggest_float("vf_coef", 0.1, 1, log=True)
     trial.suggest_float("ent_coef", 1e-5, 0.1, log=True)
     trial.suggest_float("max_grad_norm", 0.3, 5, log=True)
-    # `beta` corrects the all-action estimator only
+    # They are for the all-action estimator only
     sampled = _policy_gradient(trial) == "sampled"
     trial.suggest_categorical("beta", [0.0] if sampled else [0.0, 0.5, 1.0])
+    trial.suggest_categorical("shrinkage", [0.0] if sampled else [0.0, 0.1, 1.0])
 
     return _arguments(trial)
 
