@@ -99,6 +99,21 @@ def shrink_advantages(advantages: th.Tensor, old_log_probs: th.Tensor, shrinkage
     return advantages * th.sigmoid(old_log_probs - math.log(shrinkage))
 
 
+def shrink_q_values(q_values: th.Tensor, values: th.Tensor, old_log_probs: th.Tensor, shrinkage: float) -> th.Tensor:
+    """
+    Q-values whose advantages are shrunk, ``V~ + (Q - V~) pi_old / (pi_old + shrinkage)``; see ``shrink_advantages``.
+
+    :param q_values: ``Q(s, a)``, shape (batch_size, n_actions)
+    :param values: ``V~(s)``, shape (batch_size, 1)
+    :param old_log_probs: ``log pi_old(a|s)`` of every action, shape (batch_size, n_actions)
+    :param shrinkage: Probability at which the advantage is halved, at least 0; 0 changes nothing, not even by rounding
+    :return: shape (batch_size, n_actions)
+    """
+    if shrinkage == 0:
+        return q_values
+    return values + shrink_advantages(q_values - values, old_log_probs, shrinkage)
+
+
 def corrected_advantages(
     q_values: th.Tensor,
     values: th.Tensor,

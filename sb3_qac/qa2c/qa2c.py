@@ -26,7 +26,7 @@ from sb3_qac.common.losses import (
     critic_loss,
     negative_entropy,
     sampled_policy_loss,
-    shrink_advantages,
+    shrink_q_values,
     state_values,
 )
 from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm, check_schedule
@@ -254,13 +254,12 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
             q_taken, log_prob_taken = q_values.gather(1, actions), log_probs.gather(1, actions)  # (batch_size, 1)
             values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
-            advantages = q_values.detach() - values  # (batch_size, n_actions)
-            # V~ + A, written so that it is exactly Q without shrinkage
-            shrunk_advantages = shrink_advantages(advantages, log_probs.detach(), self.shrinkage)
-            shrunk_q_values = q_values.detach() - (advantages - shrunk_advantages)  # (batch_size, n_actions)
+            # The critic as the actor sees it. Without shrinkage it is Q
+            shrunk_q_values = shrink_q_values(q_values.detach(), values, log_probs.detach(), self.shrinkage)
+            advantages = shrunk_q_values - values  # (batch_size, n_actions)
 
             # Policy gradient loss
-            weights = shrunk_advantages if self.baseline else shrunk_q_values
+            weights = advantages if self.baseline else shrunk_q_values
             if self.policy_gradient == "all-action":
                 policy_loss = all_action_policy_loss(log_probs, weights)
                 td_errors = returns - shrunk_q_values.gather(1, actions)  # (batch_size, 1)
@@ -291,8 +290,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                 "grad_norm": grad_norm,
                 "state_value": values.mean(),
                 "q_target": returns.mean(),
-                "abs_advantage": shrunk_advantages.abs().mean(),
-                "action_gap": action_gap(advantages),
+                "abs_advantage": advantages.abs().mean(),
+                "action_gap": action_gap(q_values.detach()),
             }
             # One transfer from the device for all of them
             logged = dict(zip(diagnostics, th.stack(list(diagnostics.values())).tolist(), strict=True))
