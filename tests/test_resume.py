@@ -52,7 +52,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 from wandb.integration.sb3 import WandbCallback
@@ -344,6 +344,55 @@ def test_an_environment_may_be_shown_another_way(tmp_path):
     QA2C("MlpPolicy", make_vec_env("CartPole-v1"), seed=0).learn(10, ExactCheckpointCallback(tmp_path))
     shown = make_vec_env("CartPole-v1", env_kwargs=dict(render_mode="rgb_array"))
     assert resume(QA2C("MlpPolicy", shown, seed=0), tmp_path).num_timesteps == 10
+
+
+class Batch(VecEnv):
+    """A batched simulator with no more than SB3's ``VecEnv`` asks for, and without the attributes of a gymnasium environment."""
+
+    def __init__(self, n_envs):
+        super().__init__(n_envs, spaces.Box(-9, 9, (1,)), spaces.Discrete(2))
+        self.positions, self.actions, self.t = np.zeros((n_envs, 1), np.float32), None, 0
+
+    def reset(self):
+        self.positions[:] = 0
+        return self.positions.copy()
+
+    def step_async(self, actions):
+        self.actions = actions
+
+    def step_wait(self):
+        self.t += 1
+        self.positions += np.where(self.actions, 0.1, -0.1)[:, None]
+        obs, dones = self.positions.copy(), np.full(self.num_envs, self.t % 20 == 0)
+        if dones.all():
+            self.reset()
+        infos = [{"terminal_observation": each} if dones.all() else {} for each in obs]
+        return self.positions.copy(), obs[:, 0], dones, infos
+
+    def get_attr(self, attr_name, indices=None):
+        return [getattr(self, attr_name)] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * self.num_envs
+
+    def set_attr(self, *_, **__):
+        raise NotImplementedError
+
+    env_method = close = set_attr
+
+
+@pytest.mark.filterwarnings("ignore:The `render_mode` attribute is not defined")
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: VecNormalize(VecMonitor(env))])
+def test_a_batched_environment_of_ones_own_is_resumed_exactly(wrap, tmp_path):
+    def train_to(folder, stop):
+        model = QA2C("MlpPolicy", wrap(Batch(4)), n_steps=8, seed=0, device="cpu")
+        evaluation = EvalCallback(wrap(Batch(2)), eval_freq=20, verbose=0, warn=False)
+        callbacks = [evaluation, InterruptAt(stop), ExactCheckpointCallback(folder, save_freq=100, verbose=0)]
+        return model.learn(600, callbacks)
+
+    with pytest.raises(Interrupted):
+        train_to(tmp_path / "resumed", 400)
+    assert same(*(parameters_of(train_to(tmp_path / folder, np.inf)) for folder in ("resumed", "straight")))
 
 
 class Game:
