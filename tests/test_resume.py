@@ -63,6 +63,7 @@ from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.files import read_json
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
+from sb3_qac.resume import callback as resume_callback
 from sb3_qac.resume.callback_state import is_service
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
@@ -227,6 +228,33 @@ def test_a_checkpoint_follows_each_evaluation(tmp_path):
     assert steps == [0, 416, 800, 1216, 1600, 2016]
 
 
+@pytest.mark.parametrize(("seconds_to_save", "rollouts"), [(0, 10), (10, 16)])
+def test_a_checkpoint_is_written_every_few_minutes_at_little_cost_and_the_run_stays_the_same(
+    seconds_to_save, rollouts, tmp_path, monkeypatch
+):
+    spent = [0]
+
+    def save_slowly(*args):
+        spent[0] += seconds_to_save
+        return save_checkpoint(*args)
+
+    def learn(stop, folder, **kwargs):
+        model = make_model(QA2C)
+        # One second for each step
+        monkeypatch.setattr(resume_callback, "time", types.SimpleNamespace(monotonic=lambda: model.num_timesteps + spent[0]))
+        return model.learn(2000, [InterruptAt(stop), ExactCheckpointCallback(folder, keep=99, verbose=0, **kwargs)])
+
+    monkeypatch.setattr(resume_callback, "save_checkpoint", save_slowly)
+    straight = learn(np.inf, tmp_path / "straight")
+    # A rollout has 32 steps: ten are the first with 300 seconds, and sixteen those with 50 times the 10 of a slow checkpoint
+    steps = [int(path.name[5:17]) for path in checkpoints_in(tmp_path / "straight")]
+    assert steps == [*range(0, 2000, 32 * rollouts), 2016]
+    with pytest.raises(Interrupted):
+        learn(1100, tmp_path / "resumed")
+    assert checkpoints_in(tmp_path / "resumed")[-1].name.startswith(f"step-{max(step for step in steps if step < 1100):012d}")
+    assert same(parameters_of(learn(np.inf, tmp_path / "resumed", save_minutes=999)), parameters_of(straight))
+
+
 def test_resume_gives_a_model_that_is_ready_to_go_on(tmp_path):
     straight = make_model(QA2C).learn(3200)
     make_model(QA2C).learn(1600, ExactCheckpointCallback(tmp_path))
@@ -347,7 +375,7 @@ def test_an_environment_may_be_shown_another_way(tmp_path):
 
 
 class Batch(VecEnv):
-    """A batched simulator with no more than SB3's ``VecEnv`` asks for, and without the attributes of a gymnasium environment."""
+    """A batched simulator with no more than SB3's ``VecEnv`` asks for."""
 
     def __init__(self, n_envs):
         super().__init__(n_envs, spaces.Box(-9, 9, (1,)), spaces.Discrete(2))

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import sys
+import time
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -41,6 +42,9 @@ from sb3_qac.resume.signals import DeferredSignals
 from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, restore_attributes, set_attributes, set_state
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, has_wandb_rows, wandb_identity
 
+# Seconds of training to each second that writing a checkpoint took, before the next one is due by time
+SECONDS_PER_SECOND_OF_SAVING = 50
+
 
 def lock_of(folder: Path) -> FileLock:
     """
@@ -61,9 +65,10 @@ class ExactCheckpointCallback(BaseCallback):
     counters and schedules, environments and emulators, random generators, callbacks, and the log files that were open.
     On a CPU every number after it is identical to the number in a training that was never stopped.
 
-    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end
-    if the training does not end inside a rollout, and after SIGINT or SIGTERM, which are then handled as usual. A second
-    signal stops at once. An update that was interrupted is never saved: the next start repeats it.
+    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, ``save_minutes`` after the one
+    before, after each evaluation, at the end if the training does not end inside a rollout, and after SIGINT or SIGTERM,
+    which are then handled as usual. A second signal stops at once. An update that was interrupted is never saved: the next
+    start repeats it.
 
     Evaluations draw from random generators of their own, so that they do not change the training.
 
@@ -76,23 +81,34 @@ class ExactCheckpointCallback(BaseCallback):
     :param save_freq: Environment steps (of all environments together) between two checkpoints
     :param keep: Number of checkpoints to keep: the newest ones
     :param verbose: Verbosity level: 0 for no output, 1 for a line when a training is resumed, 2 for each checkpoint
-    :raises ValueError: if ``save_freq`` or ``keep`` is less than 1
+    :param save_minutes: Minutes after a checkpoint at which the next one is due if no other reason comes first. They are
+        more if writing one takes long, so that it takes at most a fiftieth of the time.
+    :raises ValueError: if ``save_freq`` or ``keep`` is less than 1, or ``save_minutes`` less than 0
     """
 
     def __init__(
-        self, folder: str | os.PathLike | None = None, save_freq: int = 100_000, keep: int = 3, verbose: int = 1
+        self,
+        folder: str | os.PathLike | None = None,
+        save_freq: int = 100_000,
+        keep: int = 3,
+        verbose: int = 1,
+        save_minutes: float = 5.0,
     ) -> None:
         super().__init__(verbose)
         check_number("save_freq", save_freq, minimum=1)
+        check_number("save_minutes", save_minutes)
         check_integer("keep", keep, minimum=1)
         self.folder = None if folder is None else Path(folder)
         self.save_freq = save_freq
         self.keep = keep
+        self.save_minutes = save_minutes
         # RL Zoo's, as YAML: a command that is run again resumes a run with the same ones only
         self.hyperparams: str | None = None
         self.iteration = 0
         self._log_interval_callback = LogIntervalCallback(self)
         self._saved_at = -1
+        # On the clock of `time.monotonic`, in seconds
+        self._next_save_time = 0.0
         self._evaluated = False
         self._rollout_is_complete = False
         # Class of each object in the state when the training started, by its place, and those of its earlier starts
@@ -114,7 +130,7 @@ class ExactCheckpointCallback(BaseCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         """:return: the arguments, and what a subclass adds: RL Zoo writes a callback from a Python file to ``config.yml``"""
-        of_this_process = vars(ExactCheckpointCallback()).keys() - {"save_freq", "keep", "verbose"}
+        of_this_process = vars(ExactCheckpointCallback()).keys() - {"save_freq", "save_minutes", "keep", "verbose"}
         kept = {name: value for name, value in vars(self).items() if name not in of_this_process}
         return {**kept, "folder": None if self.folder is None else str(self.folder)}
 
@@ -141,6 +157,7 @@ class ExactCheckpointCallback(BaseCallback):
         # As new, because it may have been used in another training
         self.iteration = self._log_interval_callback.offset = 0
         self._saved_at, self._evaluated = -1, False
+        self._next_save_time = time.monotonic() + 60 * self.save_minutes
         self._take_folder(self.folder)
         try:
             self._start(self.folder)
@@ -210,8 +227,8 @@ class ExactCheckpointCallback(BaseCallback):
             self._state_to_restore = None
             # State that cannot be saved is refused now, not hours later
             self._checked_state()
-        steps_since = self.model.num_timesteps - self._saved_at
-        if self._saved_at < 0 or steps_since >= self.save_freq or self._evaluated or self._signals.pending is not None:
+        is_due = self.model.num_timesteps - self._saved_at >= self.save_freq or time.monotonic() >= self._next_save_time
+        if self._saved_at < 0 or is_due or self._evaluated or self._signals.pending is not None:
             self.save()
         self._signals.raise_pending()
         self._rollout_is_complete = False
@@ -268,6 +285,7 @@ class ExactCheckpointCallback(BaseCallback):
         if steps_before == steps:
             return
         self._saved_at, self._evaluated = steps, False
+        begin = time.monotonic()
         try:
             path = save_checkpoint(self.folder, steps, self._checked_state(), self.keep)
         except Exception as error:
@@ -281,6 +299,9 @@ class ExactCheckpointCallback(BaseCallback):
                 stacklevel=2,
             )
             return
+        finally:
+            end = time.monotonic()
+            self._next_save_time = end + max(60 * self.save_minutes, SECONDS_PER_SECOND_OF_SAVING * (end - begin))
         if self.verbose >= 2:
             print(f"Checkpoint: {path}")
 
