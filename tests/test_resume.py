@@ -62,6 +62,7 @@ from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.files import read_json
+from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume import callback as resume_callback
 from sb3_qac.resume.callback_state import is_service
@@ -420,6 +421,44 @@ def test_a_batched_environment_of_ones_own_is_resumed_exactly(wrap, tmp_path):
 
     with pytest.raises(Interrupted):
         train_to(tmp_path / "resumed", 400)
+    assert same(*(parameters_of(train_to(tmp_path / folder, np.inf)) for folder in ("resumed", "straight")))
+
+
+class HiddenDraws(gym.Env):
+    """An observation is of random numbers from many generators, drawn in ``reset``. The rest of the state cannot be read."""
+
+    observation_space, action_space = spaces.Box(-9, 9, (10,)), spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.hidden = iter(range(0))
+        self.rng, self.old_rng, self.own = np.random.default_rng(0), np.random.RandomState(0), random.Random(0)
+        self.parts = types.SimpleNamespace(rngs=[np.random.default_rng(1)], torch=th.Generator())
+        self.noise_space = spaces.Dict(a=spaces.Box(0, 1, (1,)), seed=0)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        own = [self.np_random.random(), self.rng.random(), self.old_rng.rand(), self.own.random()]
+        inside = [self.parts.rngs[0].random(), th.rand(1, generator=self.parts.torch).item(), *self.noise_space.sample()["a"]]
+        of_everybody = [random.random(), np.random.rand(), th.rand(1).item()]
+        self.obs = np.array(own + inside + of_everybody, np.float32)
+        self.hidden = iter(range(20))
+        return self.obs, {}
+
+    def step(self, action):
+        t = next(self.hidden)
+        return self.obs * (1 + t % 3), float(self.obs[t % 10] * action), t == 19, False, {}
+
+
+def test_an_environment_that_draws_in_reset_from_any_generator_is_resumed_exactly_by_a_replay(tmp_path):
+    def train_to(folder, stop):
+        env = make_vec_env(HiddenDraws, 3, seed=0, wrapper_class=EpisodeReplay)
+        # PPO draws from NumPy's generator, and each action from PyTorch's
+        model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu")
+        return model.learn(600, [InterruptAt(stop), ExactCheckpointCallback(folder, save_freq=50, verbose=0)])
+
+    for stop in (250, 330):
+        with pytest.raises(Interrupted):
+            train_to(tmp_path / "resumed", stop)
     assert same(*(parameters_of(train_to(tmp_path / folder, np.inf)) for folder in ("resumed", "straight")))
 
 

@@ -26,6 +26,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, write_atomically
+from sb3_qac.common.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
 from sb3_qac.resume.identity import (
@@ -37,7 +38,6 @@ from sb3_qac.resume.identity import (
 )
 from sb3_qac.resume.logs import ResumedTensorBoard, change_next_row, read_log, results_writers, rewrite_log, sync_files
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
-from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.signals import DeferredSignals
 from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, restore_attributes, set_attributes, set_state
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, has_wandb_rows, wandb_identity

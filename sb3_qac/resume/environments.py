@@ -3,15 +3,16 @@
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
+from sb3_qac.common.random_state import random_state
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay, layers
 from sb3_qac.resume.state import (
-    GENERATORS,
     StateError,
     _state_of,
     equal,
@@ -47,10 +48,10 @@ def check_layer(layer: gym.Wrapper, name: str) -> None:
     """
     :param layer: Wrapper inside an ``EpisodeReplay``
     :param name: What to call the latter in errors
-    :raises StateError: if it has state that outlives an episode. Playing the episode again would add to it once more
+    :raises StateError: if it has statistics that outlive an episode. Playing the episode again would add to them once more
     """
     for key, value in vars(layer).items():
-        if isinstance(value, (GymRunningMeanStd, RunningMeanStd, *GENERATORS)):
+        if isinstance(value, GymRunningMeanStd | RunningMeanStd):
             raise StateError(
                 f"{type(layer).__name__} is inside {name}, which cannot restore its `{key}` ({kind_of(value)}) by playing the "
                 "episode again. Put it outside EpisodeReplay. In a study, and for running statistics, use VecNormalize."
@@ -63,12 +64,15 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
         check_layer(layer, name)
     # The replay restores everything inside, so nothing else needs to save it
     seen.update(map(id, (*layers(obj.env), obj.unwrapped)))
+    actions = obj.episode_actions
     return {
         "reset_arguments": obj.reset_arguments,
         "random_state": obj.random_state,
-        # A wrapper outside may have drawn from it too
-        "generator": obj.unwrapped.np_random.bit_generator.state,
-        "actions": list(obj.episode_actions),
+        "generator_states": obj.generator_states,
+        # A wrapper outside may have drawn from them too
+        "generators": [_state_of(generator, f"{name}.generators", seen) for generator in obj.env_generators()],
+        # One array is written and read faster than thousands
+        "actions": np.stack(actions) if len({(action.shape, action.dtype) for action in actions}) == 1 else list(actions),
         "obs": obj.last_obs,
         # Counters that a reset does not clear, such as Monitor's
         "layers": [get_plain_attributes(layer) for layer in layers(obj.env)],
@@ -79,22 +83,30 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
 def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
     if not values["random_state"]:
         return  # It was never reset
-    obj.unwrapped.np_random.bit_generator.state = values["random_state"]
     for layer in layers(obj.env):
         if isinstance(layer, Monitor):
             # With `allow_early_resets=False` it refuses a reset within an episode, such as the one that has just begun
             layer.needs_reset = True
-    obj.reset(**values["reset_arguments"])
-    for action in values["actions"]:
-        # A number as `DummyVecEnv` gives it, of NumPy
-        obj.step(action[()])
-    if not equal(obj.last_obs, values["obs"]):
+    error = ""
+    try:
+        # A copy, because it advances as numbers are drawn
+        with random_state(dict(values["random_state"])):
+            for generator, state in zip(obj.env_generators(), values["generator_states"], strict=True):
+                set_values(generator, state, f"{name}.generators")
+            obj.reset(**values["reset_arguments"])
+            for action in values["actions"]:
+                # A number as `DummyVecEnv` gives it, of NumPy
+                obj.step(action[()])
+    except Exception as raised:
+        # An environment that went another way may raise anything
+        error = f" ({type(raised).__name__}: {raised})"
+    if error or not equal(obj.last_obs, values["obs"]):
         raise StateError(
-            f"Playing the actions of {name} again did not reproduce the saved observation: "
-            "the environment draws random numbers that are not from `np_random`, or is another version."
+            f"Playing the actions of {name} again did not reproduce the saved observation{error}: the environment draws "
+            "random numbers that EpisodeReplay does not keep, has state that a reset does not clear, or is another version."
         )
-    # Earlier checkpoints do not have it
-    obj.unwrapped.np_random.bit_generator.state = values.get("generator", obj.unwrapped.np_random.bit_generator.state)
+    for generator, state in zip(obj.env_generators(), values["generators"], strict=True):
+        set_state(generator, state, f"{name}.generators")
     for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
         # What the replay has restored may be part of something else
         set_attributes(layer, {key: value for key, value in attributes.items() if not equal(value, vars(layer).get(key))})

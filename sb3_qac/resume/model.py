@@ -15,9 +15,9 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr
 
 from sb3_qac.common.files import read_json
+from sb3_qac.common.random_state import set_random_state
 from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint
 from sb3_qac.resume.identity import check_same_training, training_settings, training_state
-from sb3_qac.resume.random_state import set_random_state
 from sb3_qac.resume.state import get_attributes, get_state, is_plain, items_by_key, restore_attributes, set_state
 
 SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
