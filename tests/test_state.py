@@ -18,7 +18,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import NormalizeReward
-from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
@@ -682,6 +682,31 @@ def test_each_action_of_an_episode_takes_the_bytes_of_its_number(tmp_path):
 
     # Two environments. The header has some more digits
     assert 0 <= size_after(5000) - size_after(1000) - 2 * 4000 * np.dtype(int).itemsize < 100
+
+
+class HasPrices(gym.Wrapper):
+    """A wrapper with data that never change."""
+
+    excluded_from_checkpoints = ("prices",)
+
+    def __init__(self, env, prices):
+        super().__init__(env)
+        self.prices, self.position = prices, 0
+
+
+@pytest.mark.parametrize("outside", [lambda env: env, EpisodeReplay])
+def test_data_that_a_class_excludes_are_not_in_the_checkpoint_and_stay_in_the_environment(outside, tmp_path):
+    prices = np.random.default_rng(0).random(100_000)
+    env, other = (DummyVecEnv([lambda: outside(HasPrices(CartPoleEnv(), prices.copy()))] * 4) for _ in range(2))
+    for one in (env, other):
+        one.reset()
+    for single in env.envs:
+        unwrap_wrapper(single, HasPrices).position = 7
+    path = save_checkpoint(tmp_path, 1, {"env": get_state(env)})
+    assert path.stat().st_size < prices.nbytes
+    set_state(other, load_checkpoint(path).state["env"])
+    restored = unwrap_wrapper(other.envs[0], HasPrices)
+    assert restored.position == 7 and np.array_equal(restored.prices, prices)
 
 
 def test_a_replay_gives_actions_of_different_lengths(tmp_path):

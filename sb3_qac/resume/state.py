@@ -154,8 +154,15 @@ def get_plain_attributes(obj: Any) -> dict[str, Any]:
     attributes = {
         name: dict(value) if isinstance(value, dict) and type(value) not in PLAIN_DICTS else value
         for name, value in vars(obj).items()
+        if name not in _excluded(obj)
     }
     return {name: value for name, value in attributes.items() if is_plain(value)}
+
+
+def _excluded(obj: Any) -> Container[str]:
+    """:return: names of attributes that its class keeps out of checkpoints, such as data that it reads from a file"""
+    names = getattr(type(obj), "excluded_from_checkpoints", ())
+    return (names,) if isinstance(names, str) else names
 
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:
@@ -299,8 +306,9 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str])
     :raises StateError: if a part of it cannot be taken
     """
     values: dict[str, Any] = {}
+    excluded = _excluded(obj)
     for key, value in vars(obj).items():
-        if key in skipped or is_constant(value, seen) or _is_seen(value, seen):
+        if key in skipped or key in excluded or is_constant(value, seen) or _is_seen(value, seen):
             continue
         if is_plain(value):
             values[key] = value
