@@ -1,5 +1,8 @@
-"""The state of environments that Python attributes do not show."""
+"""The state of environments: what Python attributes do not show, and what is kept where the episodes begin anew."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -7,22 +10,121 @@ import numpy as np
 from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import SubprocVecEnv
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
-from sb3_qac.common.random_state import random_state
+from sb3_qac.common.random_state import random_state, seeded_random_state
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay, layers
 from sb3_qac.resume.state import (
+    ObjectState,
     StateError,
     _state_of,
     equal,
     get_plain_attributes,
+    get_state,
     get_values,
     kind_of,
     set_attributes,
     set_state,
     set_values,
 )
+
+NEW_EPISODES = (
+    "To resume without the state of the environments, with new episodes, give ExactCheckpointCallback `new_episodes=True`, or "
+    "`--new-episodes` to `study`."
+)
+
+
+def take_environments(env: VecEnv, name: str, seen: set[int], new_episodes: bool = False) -> Any:
+    """
+    :param env: Environments
+    :param name: What to call them in errors
+    :param seen: Set to which the identities of the environments and of all objects inside them are added
+    :param new_episodes: Whether a resume begins new episodes
+    :return: the state of the environments; with new episodes a list of that of each ``VecEnvWrapper``, from the outside in,
+        such as the statistics of ``VecNormalize``
+    :raises StateError: if it cannot be taken
+    """
+    if not new_episodes:
+        with naming_new_episodes():
+            return get_state(env, name, seen)
+    everything = list(environments_in(env))
+    seen.update(map(id, everything))
+    states = []
+    for wrapper in everything:
+        if isinstance(wrapper, VecEnvWrapper):
+            try:
+                states.append(get_state(wrapper, name, set(seen)))
+            except StateError as error:
+                warnings.warn(f"A resume will begin {type(wrapper).__name__} anew: {error}", stacklevel=2)
+    return states
+
+
+def restore_environments(env: VecEnv, state: Any, name: str) -> None:
+    """
+    :param env: Environments that were made in the same way, and reset once
+    :param state: Result of ``take_environments``
+    :param name: What to call them in errors
+    :raises StateError: if the state is not there, or does not fit them
+    """
+    with naming_new_episodes():
+        if isinstance(state, list):
+            raise StateError(f"The checkpoint does not have the state of {name}, because it was written with new episodes")
+        set_state(env, state, name)
+
+
+def begin_new_episodes(env: VecEnv, state: Any, seeds: Sequence[int] | None) -> VecEnvObs:
+    """
+    Restore the state of each ``VecEnvWrapper``, and reset the environments with other seeds than at the start of the run: with
+    the same ones they would repeat its episodes.
+
+    :param env: Environments
+    :param state: Result of ``take_environments``
+    :param seeds: Numbers from which the seed is computed; None for a random one
+    :return: the first observations
+    """
+    saved = list(state) if isinstance(state, list) else []
+    while isinstance(state, ObjectState):
+        saved.append(state)
+        state = state.values.get("venv")
+    for wrapper in environments_in(env):
+        found = next((i for i, of_wrapper in enumerate(saved) if of_wrapper.kind == kind_of(wrapper)), None)
+        if isinstance(wrapper, VecEnvWrapper) and found is not None:
+            values = saved.pop(found).values
+            set_values(wrapper, {key: value for key, value in values.items() if key != "venv"}, type(wrapper).__name__)
+    # Half of it: with the number of the environment added, NumPy takes 32 bits
+    seed = int(np.random.SeedSequence(seeds).generate_state(1)[0] // 2)
+    env.seed(seed)
+    with random_state(seeded_random_state(seed)):
+        return env.reset()
+
+
+def environments_in(env: VecEnv) -> Iterator[VecEnv | gym.Env]:
+    """
+    :param env: Environments
+    :return: each ``VecEnvWrapper``, from the outside in, the environments in them, and the single ones with their wrappers, as
+        far as they are in this process
+    """
+    while isinstance(env, VecEnvWrapper):
+        yield env
+        env = env.venv
+    yield env
+    for single in getattr(env, "envs", []):
+        yield from (*layers(single), single.unwrapped)
+
+
+@contextlib.contextmanager
+def naming_new_episodes() -> Iterator[None]:
+    """
+    Within it, the state of environments is taken or set.
+
+    :raises StateError: in the place of each error about that state, with the way to resume without it
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise StateError(f"{str(error).removesuffix('.')}. {NEW_EPISODES}") from error
 
 
 @get_values.register
