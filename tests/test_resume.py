@@ -52,7 +52,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 from wandb.integration.sb3 import WandbCallback
@@ -71,7 +71,7 @@ from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
 from sb3_qac.resume.state import StateError, get_values, objects_in, set_values
 from sb3_qac.resume.wandb import WandbOutputFormat
 from sb3_qac.zoo.resume import unfinished_run
-from tests.envs import InterruptAt, Interrupted
+from tests.envs import InterruptAt, Interrupted, Unrepeatable
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
 from tests.wandb_files import wandb_configs, wandb_ids, wandb_parts
 
@@ -460,6 +460,88 @@ def test_an_environment_that_draws_in_reset_from_any_generator_is_resumed_exactl
         with pytest.raises(Interrupted):
             train_to(tmp_path / "resumed", stop)
     assert same(*(parameters_of(train_to(tmp_path / folder, np.inf)) for folder in ("resumed", "straight")))
+
+
+class HasEnvironment(BaseCallback):
+    """As one that evaluates in a way of its own."""
+
+    def __init__(self, env):
+        super().__init__()
+        self.env = env
+
+    def _on_step(self):
+        return True
+
+
+def in_processes():
+    return make_vec_env("CartPole-v1", 2, seed=0, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows cannot fork")
+@pytest.mark.parametrize(
+    ("make_env", "refused_at", "message"),
+    [
+        (lambda: make_vec_env(Unrepeatable, 2, wrapper_class=EpisodeReplay), 200, "did not reproduce the saved observation"),
+        (lambda: make_vec_env(Unrepeatable, 2), 0, "hidden .* cannot be taken"),
+        (in_processes, 0, "in other processes"),
+    ],
+    ids=["replayed", "hidden", "in processes"],
+)
+def test_a_run_whose_environments_cannot_be_restored_is_resumed_with_new_episodes(make_env, refused_at, message, tmp_path):
+    def train_to(stop=np.inf, n_steps=400, **kwargs):
+        envs = [VecNormalize(make_env()) for _ in range(3)]
+        model = QA2C("MlpPolicy", envs[0], n_steps=8, seed=0, device="cpu")
+        evaluation = EvalCallback(envs[1], n_eval_episodes=2, eval_freq=50, verbose=0, warn=False)
+        checkpoints = ExactCheckpointCallback(tmp_path, save_freq=1, verbose=0, **kwargs)
+        try:
+            return model.learn(n_steps, [evaluation, HasEnvironment(envs[2]), InterruptAt(stop), checkpoints])
+        finally:
+            for env in envs:
+                env.close()
+
+    if refused_at > 0:
+        with pytest.raises(Interrupted):
+            train_to(refused_at)
+    with pytest.raises(StateError, match=f"{message}.*ExactCheckpointCallback `new_episodes=True`, or `--new-episodes`"):
+        train_to()
+    for stop in (250, 300):
+        with pytest.raises(Interrupted):
+            train_to(stop, new_episodes=True)
+    assert train_to(new_episodes=True).num_timesteps == 400
+    # There is a checkpoint before each rollout of 16 steps
+    at = [240, 288] if refused_at == 0 else [192, 240, 288]
+    assert read_json(tmp_path / "run.json")["new_episodes_at"] == at
+    # Those that were written with it are asked for by name too
+    with pytest.raises(StateError, match=r"was written with new episodes\. .* `new_episodes=True`"):
+        train_to(n_steps=500)
+
+
+@pytest.mark.parametrize("written_with", [True, False])
+def test_with_new_episodes_everything_but_the_episodes_is_that_of_the_checkpoint(written_with, tmp_path):
+    def make():
+        return make_model(QA2C, normalize=True)
+
+    make().learn(320, ExactCheckpointCallback(tmp_path, new_episodes=written_with))
+    exact = None if written_with else resume(make(), tmp_path)
+    state = load_checkpoint(checkpoints_in(tmp_path)[-1]).state
+    model = resume(make(), tmp_path, new_episodes=True)
+    assert model.num_timesteps == 320 and same(parameters_of(model), state["policy"])
+    # The first observations of four episodes are added to the statistics
+    of_wrapper = state["env"][0].values if written_with else state["env"].values
+    assert model.env.obs_rms.count == pytest.approx(of_wrapper["obs_rms"].values["count"] + 4)
+    assert model.env.ret_rms.var == of_wrapper["ret_rms"].values["var"]
+    assert model._last_episode_starts.all() and not model.env.returns.any()
+    first = model.env.get_original_obs()
+    assert np.array_equal(model._last_original_obs, first) and (np.abs(first) <= 0.05).all()
+    np.testing.assert_array_equal(model._last_obs, model.env.normalize_obs(first))
+    # Neither those of the start of the run nor those of the next resume at another step
+    start = make()
+    start.env.reset()
+    assert not np.isin(first, start.env.get_original_obs()).any()
+    again = resume(make(), tmp_path, new_episodes=True)
+    np.testing.assert_array_equal(again._last_obs, model._last_obs)
+    if exact is not None:
+        assert not np.array_equal(exact._last_obs, model._last_obs)
 
 
 class Game:
