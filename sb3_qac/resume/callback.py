@@ -75,9 +75,9 @@ class ExactCheckpointCallback(BaseCallback):
     Evaluations draw from random generators of their own, so that they do not change the training.
 
     It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) or names it in an attribute
-    ``training_state`` (QPPO). Environments must be in a ``DummyVecEnv`` or an ``AleVecEnv``. The state of the other callbacks
-    is kept too: plain data, random generators, environments and objects made of them. A callback with anything else is refused
-    at the start.
+    ``training_state`` (QPPO). Environments must be in a ``DummyVecEnv`` or an ``AleVecEnv``, except with ``new_episodes``.
+    The state of the other callbacks is kept too: plain data, random generators, environments and objects made of them. A
+    callback with anything else is refused at the start.
 
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints
@@ -85,9 +85,9 @@ class ExactCheckpointCallback(BaseCallback):
     :param verbose: Verbosity level: 0 for no output, 1 for a line when a training is resumed, 2 for each checkpoint
     :param save_minutes: Minutes after a checkpoint at which the next one is due if no other reason comes first. They are
         more if writing one takes long, so that it takes at most a fiftieth of the time.
-    :param new_episodes: Whether a resume begins new episodes instead of continuing those of the checkpoint. It is then not
-        exact: it has everything but the state of the environments, which need not be readable. Their ``VecEnvWrapper``
-        statistics are kept. ``run.json`` has the steps at which it happened.
+    :param new_episodes: Whether the environments begin new episodes at a resume. It is then not exact: the state of the
+        environments is not restored, and need not be readable. That of each ``VecEnvWrapper`` is, such as the statistics of
+        ``VecNormalize``. ``run.json`` has the steps at which it happened.
     :raises ValueError: if ``save_freq`` or ``keep`` is less than 1, or ``save_minutes`` less than 0
     """
 
