@@ -1,5 +1,6 @@
 """Toy environments and helpers that several tests share."""
 
+import random
 from typing import Any
 
 import gymnasium as gym
@@ -47,6 +48,23 @@ class ScriptedEnv(gym.Env):
         reward, terminated, truncated = self.rewards[self.t], self.t in self.terminations, self.t in self.truncations
         self.t += 1
         return self.observe(ended=terminated or truncated), reward, terminated, truncated, {}
+
+
+class Unrepeatable(gym.Env):
+    """Its observations are numbers of the operating system, and its state cannot be read."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.t, self.hidden = 0, iter(())
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.step(0)[0], {}
+
+    def step(self, action):
+        self.t += 1
+        return np.array([random.SystemRandom().random()], np.float32), float(action), self.t % 20 == 0, False, {}
 
 
 class Interrupted(Exception):

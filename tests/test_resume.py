@@ -52,7 +52,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 from wandb.integration.sb3 import WandbCallback
@@ -62,14 +62,16 @@ from sb3_qac.common.callbacks import ExactCheckpointCallback, resume, wandb_run_
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.files import read_json
+from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
+from sb3_qac.resume import callback as resume_callback
 from sb3_qac.resume.callback_state import is_service
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
 from sb3_qac.resume.state import StateError, get_values, objects_in, set_values
 from sb3_qac.resume.wandb import WandbOutputFormat
 from sb3_qac.zoo.resume import unfinished_run
-from tests.envs import InterruptAt, Interrupted
+from tests.envs import InterruptAt, Interrupted, Unrepeatable
 from tests.kill_and_resume import differences, kill_and_resume, run_to_the_end, tensorboard_rows
 from tests.wandb_files import wandb_configs, wandb_ids, wandb_parts
 
@@ -227,6 +229,33 @@ def test_a_checkpoint_follows_each_evaluation(tmp_path):
     assert steps == [0, 416, 800, 1216, 1600, 2016]
 
 
+@pytest.mark.parametrize(("seconds_to_save", "rollouts"), [(0, 10), (10, 16)])
+def test_a_checkpoint_is_written_every_few_minutes_at_little_cost_and_the_run_stays_the_same(
+    seconds_to_save, rollouts, tmp_path, monkeypatch
+):
+    spent = [0]
+
+    def save_slowly(*args):
+        spent[0] += seconds_to_save
+        return save_checkpoint(*args)
+
+    def learn(stop, folder, **kwargs):
+        model = make_model(QA2C)
+        # One second for each step
+        monkeypatch.setattr(resume_callback, "time", types.SimpleNamespace(monotonic=lambda: model.num_timesteps + spent[0]))
+        return model.learn(2000, [InterruptAt(stop), ExactCheckpointCallback(folder, keep=99, verbose=0, **kwargs)])
+
+    monkeypatch.setattr(resume_callback, "save_checkpoint", save_slowly)
+    straight = learn(np.inf, tmp_path / "straight")
+    # A rollout has 32 steps: ten are the first with 300 seconds, and sixteen those with 50 times the 10 of a slow checkpoint
+    steps = [int(path.name[5:17]) for path in checkpoints_in(tmp_path / "straight")]
+    assert steps == [*range(0, 2000, 32 * rollouts), 2016]
+    with pytest.raises(Interrupted):
+        learn(1100, tmp_path / "resumed")
+    assert checkpoints_in(tmp_path / "resumed")[-1].name.startswith(f"step-{max(step for step in steps if step < 1100):012d}")
+    assert same(parameters_of(learn(np.inf, tmp_path / "resumed", save_minutes=999)), parameters_of(straight))
+
+
 def test_resume_gives_a_model_that_is_ready_to_go_on(tmp_path):
     straight = make_model(QA2C).learn(3200)
     make_model(QA2C).learn(1600, ExactCheckpointCallback(tmp_path))
@@ -344,6 +373,175 @@ def test_an_environment_may_be_shown_another_way(tmp_path):
     QA2C("MlpPolicy", make_vec_env("CartPole-v1"), seed=0).learn(10, ExactCheckpointCallback(tmp_path))
     shown = make_vec_env("CartPole-v1", env_kwargs=dict(render_mode="rgb_array"))
     assert resume(QA2C("MlpPolicy", shown, seed=0), tmp_path).num_timesteps == 10
+
+
+class Batch(VecEnv):
+    """A batched simulator with no more than SB3's ``VecEnv`` asks for."""
+
+    def __init__(self, n_envs):
+        super().__init__(n_envs, spaces.Box(-9, 9, (1,)), spaces.Discrete(2))
+        self.positions, self.actions, self.t = np.zeros((n_envs, 1), np.float32), None, 0
+
+    def reset(self):
+        self.positions[:] = 0
+        return self.positions.copy()
+
+    def step_async(self, actions):
+        self.actions = actions
+
+    def step_wait(self):
+        self.t += 1
+        self.positions += np.where(self.actions, 0.1, -0.1)[:, None]
+        obs, dones = self.positions.copy(), np.full(self.num_envs, self.t % 20 == 0)
+        if dones.all():
+            self.reset()
+        infos = [{"terminal_observation": each} if dones.all() else {} for each in obs]
+        return self.positions.copy(), obs[:, 0], dones, infos
+
+    def get_attr(self, attr_name, indices=None):
+        return [getattr(self, attr_name)] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * self.num_envs
+
+    def set_attr(self, *_, **__):
+        raise NotImplementedError
+
+    env_method = close = set_attr
+
+
+@pytest.mark.filterwarnings("ignore:The `render_mode` attribute is not defined")
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: VecNormalize(VecMonitor(env))])
+def test_a_batched_environment_of_ones_own_is_resumed_exactly(wrap, tmp_path):
+    def train_to(folder, stop):
+        model = QA2C("MlpPolicy", wrap(Batch(4)), n_steps=8, seed=0, device="cpu")
+        evaluation = EvalCallback(wrap(Batch(2)), eval_freq=20, verbose=0, warn=False)
+        callbacks = [evaluation, InterruptAt(stop), ExactCheckpointCallback(folder, save_freq=100, verbose=0)]
+        return model.learn(600, callbacks)
+
+    with pytest.raises(Interrupted):
+        train_to(tmp_path / "resumed", 400)
+    assert same(*(parameters_of(train_to(tmp_path / folder, np.inf)) for folder in ("resumed", "straight")))
+
+
+class HiddenDraws(gym.Env):
+    """An observation is of random numbers from many generators, drawn in ``reset``. The rest of the state cannot be read."""
+
+    observation_space, action_space = spaces.Box(-9, 9, (10,)), spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.hidden = iter(range(0))
+        self.rng, self.old_rng, self.own = np.random.default_rng(0), np.random.RandomState(0), random.Random(0)
+        self.parts = types.SimpleNamespace(rngs=[np.random.default_rng(1)], torch=th.Generator())
+        self.noise_space = spaces.Dict(a=spaces.Box(0, 1, (1,)), seed=0)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        own = [self.np_random.random(), self.rng.random(), self.old_rng.rand(), self.own.random()]
+        inside = [self.parts.rngs[0].random(), th.rand(1, generator=self.parts.torch).item(), *self.noise_space.sample()["a"]]
+        of_everybody = [random.random(), np.random.rand(), th.rand(1).item()]
+        self.obs = np.array(own + inside + of_everybody, np.float32)
+        self.hidden = iter(range(20))
+        return self.obs, {}
+
+    def step(self, action):
+        t = next(self.hidden)
+        return self.obs * (1 + t % 3), float(self.obs[t % 10] * action), t == 19, False, {}
+
+
+def test_an_environment_that_draws_in_reset_from_any_generator_is_resumed_exactly_by_a_replay(tmp_path):
+    def train_to(folder, stop):
+        env = make_vec_env(HiddenDraws, 3, seed=0, wrapper_class=EpisodeReplay)
+        # PPO draws from NumPy's generator, and each action from PyTorch's
+        model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu")
+        return model.learn(600, [InterruptAt(stop), ExactCheckpointCallback(folder, save_freq=50, verbose=0)])
+
+    for stop in (250, 330):
+        with pytest.raises(Interrupted):
+            train_to(tmp_path / "resumed", stop)
+    assert same(*(parameters_of(train_to(tmp_path / folder, np.inf)) for folder in ("resumed", "straight")))
+
+
+class HasEnvironment(BaseCallback):
+    """As one that evaluates in a way of its own."""
+
+    def __init__(self, env):
+        super().__init__()
+        self.env = env
+
+    def _on_step(self):
+        return True
+
+
+def in_processes():
+    return make_vec_env("CartPole-v1", 2, seed=0, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows cannot fork")
+@pytest.mark.parametrize(
+    ("make_env", "refused_at", "message"),
+    [
+        (lambda: make_vec_env(Unrepeatable, 2, wrapper_class=EpisodeReplay), 200, "did not reproduce the saved observation"),
+        (lambda: make_vec_env(Unrepeatable, 2), 0, "hidden .* cannot be taken"),
+        (in_processes, 0, "in other processes"),
+    ],
+    ids=["replayed", "hidden", "in processes"],
+)
+def test_a_run_whose_environments_cannot_be_restored_is_resumed_with_new_episodes(make_env, refused_at, message, tmp_path):
+    def train_to(stop=np.inf, n_steps=400, **kwargs):
+        envs = [VecNormalize(make_env()) for _ in range(3)]
+        model = QA2C("MlpPolicy", envs[0], n_steps=8, seed=0, device="cpu")
+        evaluation = EvalCallback(envs[1], n_eval_episodes=2, eval_freq=50, verbose=0, warn=False)
+        checkpoints = ExactCheckpointCallback(tmp_path, save_freq=1, verbose=0, **kwargs)
+        try:
+            return model.learn(n_steps, [evaluation, HasEnvironment(envs[2]), InterruptAt(stop), checkpoints])
+        finally:
+            for env in envs:
+                env.close()
+
+    if refused_at > 0:
+        with pytest.raises(Interrupted):
+            train_to(refused_at)
+    with pytest.raises(StateError, match=f"{message}.*ExactCheckpointCallback `new_episodes=True`, or `--new-episodes`"):
+        train_to()
+    for stop in (250, 300):
+        with pytest.raises(Interrupted):
+            train_to(stop, new_episodes=True)
+    assert train_to(new_episodes=True).num_timesteps == 400
+    # There is a checkpoint before each rollout of 16 steps
+    at = [240, 288] if refused_at == 0 else [192, 240, 288]
+    assert read_json(tmp_path / "run.json")["new_episodes_at"] == at
+    # Those that were written with it are asked for by name too
+    with pytest.raises(StateError, match=r"was written with new episodes\. .* `new_episodes=True`"):
+        train_to(n_steps=500)
+
+
+@pytest.mark.parametrize("written_with", [True, False])
+def test_with_new_episodes_everything_but_the_episodes_is_that_of_the_checkpoint(written_with, tmp_path):
+    def make():
+        return make_model(QA2C, normalize=True)
+
+    make().learn(320, ExactCheckpointCallback(tmp_path, new_episodes=written_with))
+    exact = None if written_with else resume(make(), tmp_path)
+    state = load_checkpoint(checkpoints_in(tmp_path)[-1]).state
+    model = resume(make(), tmp_path, new_episodes=True)
+    assert model.num_timesteps == 320 and same(parameters_of(model), state["policy"])
+    # The first observations of four episodes are added to the statistics
+    of_wrapper = state["env"][0].values if written_with else state["env"].values
+    assert model.env.obs_rms.count == pytest.approx(of_wrapper["obs_rms"].values["count"] + 4)
+    assert model.env.ret_rms.var == of_wrapper["ret_rms"].values["var"]
+    assert model._last_episode_starts.all() and not model.env.returns.any()
+    first = model.env.get_original_obs()
+    assert np.array_equal(model._last_original_obs, first) and (np.abs(first) <= 0.05).all()
+    np.testing.assert_array_equal(model._last_obs, model.env.normalize_obs(first))
+    # Neither those of the start of the run nor those of the next resume at another step
+    start = make()
+    start.env.reset()
+    assert not np.isin(first, start.env.get_original_obs()).any()
+    again = resume(make(), tmp_path, new_episodes=True)
+    np.testing.assert_array_equal(again._last_obs, model._last_obs)
+    if exact is not None:
+        assert not np.array_equal(exact._last_obs, model._last_obs)
 
 
 class Game:

@@ -18,15 +18,15 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import NormalizeReward
-from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from sb3_qac.common.env_util import make_ale_vec_env
+from sb3_qac.common.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.common.vec_env import ale_vec_env
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import load_checkpoint, save_checkpoint
-from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.state import StateError, equal, get_state, set_state
 
 SLOW_GAMES = [f"{game}NoFrameskip-v4" for game in ("SpaceInvaders", "Seaquest", "BeamRider")]
@@ -631,17 +631,96 @@ def test_attributes_of_an_object_are_kept_whose_names_environments_use_for_descr
     assert other.extra.metadata == {"turn": 5} and other.extra.spec == [6]
 
 
-def test_an_episode_that_does_not_repeat_itself_is_refused():
-    class Unseeded(Counting):
-        def step(self, action):
-            self.count += random.random()
-            return super().step(action)
+class Unrepeatable(Counting):
+    def step(self, action):
+        return np.array([random.SystemRandom().random()]), 0.0, False, False, {}
 
-    env = EpisodeReplay(Unseeded(0))
+
+class OnlyOnce(Counting):
+    """Has state that a reset does not clear, with which the replay takes another way."""
+
+    def step(self, action):
+        self.count += 1
+        return [["one"][self.count - 1]], 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [(Unrepeatable, ": the environment draws"), (OnlyOnce, r" \(IndexError: .*\): .*, has state that a reset")],
+)
+def test_an_episode_that_does_not_repeat_itself_is_refused(kind, what):
+    env = EpisodeReplay(kind(0))
     env.reset(seed=0)
     env.step(0)
-    with pytest.raises(StateError, match="draws random numbers that are not from `np_random`"):
+    with pytest.raises(StateError, match=f"did not reproduce the saved observation{what}"):
         set_state(env, get_state(env))
+
+
+@pytest.mark.parametrize("draw_one", [random.random, np.random.normal, lambda: th.rand(1)])
+def test_an_environment_that_draws_from_a_global_generator_in_a_step_is_warned_of_once(draw_one):
+    class Draws(Counting):
+        def step(self, action):
+            draw_one()
+            return super().step(action)
+
+    env = EpisodeReplay(Draws(0))
+    env.reset()
+    with pytest.warns(UserWarning, match=r"Draws.* draws from a global random generator .* in `step`.*`self\.np_random`"):
+        env.step(0)
+    # Warnings are errors here
+    env.step(0)
+
+
+def test_each_action_of_an_episode_takes_the_bytes_of_its_number(tmp_path):
+    env = DummyVecEnv([lambda: EpisodeReplay(CartPoleEnv())] * 2)
+
+    def size_after(n_steps):
+        env.reset()
+        for one in env.envs:
+            one.episode_actions = [np.array(0)] * n_steps
+        return save_checkpoint(tmp_path, 1, {"env": get_state(env)}).stat().st_size
+
+    # Two environments. The header has some more digits
+    assert 0 <= size_after(5000) - size_after(1000) - 2 * 4000 * np.dtype(int).itemsize < 100
+
+
+class HasPrices(gym.Wrapper):
+    """A wrapper with data that never change."""
+
+    excluded_from_checkpoints = ("prices",)
+
+    def __init__(self, env, prices):
+        super().__init__(env)
+        self.prices, self.position = prices, 0
+
+
+@pytest.mark.parametrize("outside", [lambda env: env, EpisodeReplay])
+def test_data_that_a_class_excludes_are_not_in_the_checkpoint_and_stay_in_the_environment(outside, tmp_path):
+    prices = np.random.default_rng(0).random(100_000)
+    env, other = (DummyVecEnv([lambda: outside(HasPrices(CartPoleEnv(), prices.copy()))] * 4) for _ in range(2))
+    for one in (env, other):
+        one.reset()
+    for single in env.envs:
+        unwrap_wrapper(single, HasPrices).position = 7
+    path = save_checkpoint(tmp_path, 1, {"env": get_state(env)})
+    assert path.stat().st_size < prices.nbytes
+    set_state(other, load_checkpoint(path).state["env"])
+    restored = unwrap_wrapper(other.envs[0], HasPrices)
+    assert restored.position == 7 and np.array_equal(restored.prices, prices)
+
+
+def test_a_replay_gives_actions_of_different_lengths(tmp_path):
+    class Lengths(Counting):
+        def step(self, action):
+            self.count += 10 * len(action) + action.sum()
+            return np.array([self.count]), 0.0, False, False, {}
+
+    env, other = EpisodeReplay(Lengths(0)), EpisodeReplay(Lengths(0))
+    env.reset()
+    for action in ([1], [2, 3]):
+        env.step(np.array(action))
+    go_on(env, other, tmp_path)
+    assert other.last_obs == env.last_obs == [36]
 
 
 def draw():

@@ -20,11 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
 from joblib._parallel_backends import LokyBackend
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from rich.console import Console
@@ -51,13 +53,15 @@ from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback, StopOnReturn
 from sb3_qac.study.catalogue import BENCHMARKED, STUDIES, field_name
 from sb3_qac.study.grid import make_grid, run_study, status_table, summary, without_evaluation
-from sb3_qac.study.loading import load_run, read_config
+from sb3_qac.study.loading import load_run, load_study, read_config
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
 from sb3_qac.study.pack import command_of
+from sb3_qac.study.report import warnings_of
 from sb3_qac.study.run import Run, name_of_env, read_run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.study.train import commits_of, provenance, train_run
 from sb3_qac.zoo import presets
+from tests.envs import Unrepeatable
 
 SMALL = dict(n_timesteps=2000, eval_freq=800, n_eval_episodes=3, wandb="disabled", device="cpu")
 
@@ -1032,6 +1036,28 @@ def test_environments_whose_state_cannot_be_seen_are_replayed(tmp_path):
     assert isinstance(model.env.envs[0], EpisodeReplay)
     model.env.close()
     assert manager.needs_replay
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_with_new_episodes_a_run_is_resumed_that_cannot_be_resumed_exactly_and_the_report_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(gym.registry, "Unrepeatable-v0", EnvSpec("Unrepeatable-v0", Unrepeatable))
+    options = "--algos qa2c --seeds 0 --steps 2000 --eval-freq 800 --eval-episodes 3 --wandb disabled --device cpu".split()
+    command = ["study", "Unrepeatable-v0", *options, "--output", str(tmp_path)]
+    folder = tmp_path / "qa2c_seed-0"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 800)
+        assert main(command) != 0
+    assert main(command) == 1
+    assert "or `--new-episodes` to `study`" in (folder / "error.txt").read_text()
+    assert not list(warnings_of(load_study(tmp_path)))
+    assert main([*command, "--new-episodes"]) == 0
+    # The checkpoint is written at the end of the update
+    (step,) = read_json(folder / "status.json")["new_episodes_at"]
+    assert 800 <= step < 2000
+    (warning,) = warnings_of(load_study(tmp_path))
+    assert warning.startswith(f"**qa2c_seed-0 was resumed with new episodes** at {step:,} steps")
+    # Which is no other run
+    assert main(command) == 0
 
 
 def test_the_table_tells_how_far_each_is(tmp_path):

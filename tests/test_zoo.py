@@ -460,9 +460,9 @@ def test_the_callback_is_written_as_yaml_without_enumerations():
 
 def test_callbacks_come_back_from_yaml_and_from_copies_with_their_arguments():
     for copied in (lambda x: yaml.unsafe_load(yaml.dump(x)), copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
-        callback = copied(ExactCheckpointCallback("runs/a", save_freq=50, keep=2, verbose=0))
+        callback = copied(ExactCheckpointCallback("runs/a", save_freq=50, keep=2, verbose=0, save_minutes=1))
         assert type(callback) is ExactCheckpointCallback and callback.folder == Path("runs/a")
-        assert (callback.save_freq, callback.keep, callback.verbose) == (50, 2, 0)
+        assert (callback.save_freq, callback.keep, callback.verbose, callback.save_minutes) == (50, 2, 0, 1)
         named = copied(Named("runs/b", "mine"))
         assert (type(named), named.folder, named._name, named.notify, named.keep) == (Named, Path("runs/b"), "mine", print, 3)
         assert type(copied(CurvesCallback())) is CurvesCallback

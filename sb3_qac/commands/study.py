@@ -67,6 +67,12 @@ def add_parser(commands: Any) -> None:
         choices=("offline", "online", "disabled"),
         help="mode of Weights & Biases; default: offline, which needs no account",
     )
+    study.add_argument(
+        "--new-episodes",
+        action="store_true",
+        help="resume unfinished runs with new episodes, where the state of their environments cannot be restored: this is not "
+        "exact, and the report says so",
+    )
     study.add_argument("--output", type=Path, help="folder; default: studies/ENV")
     study.add_argument("--json", action="store_true", help="print the state of each run as JSON at the end")
     study.set_defaults(run=run)
@@ -183,6 +189,7 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
         device=asked.device,
         wandb=asked.wandb,
         gym_packages=args.gym_packages,
+        new_episodes=args.new_episodes,
     )
 
 

@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -6,6 +6,17 @@ import numpy as np
 from gymnasium.core import ActType, ObsType
 from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
 from stable_baselines3.common.env_util import unwrap_wrapper
+
+from sb3_qac.common.random_state import (
+    find_generators,
+    generator_state,
+    generators_at,
+    get_random_state,
+    same_random_state,
+)
+
+# Steps of an environment that are watched for draws from global generators: reading their states takes longer than some steps
+CHECKED_STEPS = 1000
 
 
 class EpisodeReplay(gym.Wrapper):
@@ -16,8 +27,9 @@ class EpisodeReplay(gym.Wrapper):
 
         env = make_vec_env("LunarLander-v3", n_envs=8, wrapper_class=EpisodeReplay)
 
-    or in RL Zoo's presets ``env_wrapper: sb3_qac.common.wrappers.EpisodeReplay``. The environment has to draw its random
-    numbers from ``np_random``, as gymnasium requires.
+    or in RL Zoo's presets ``env_wrapper: sb3_qac.common.wrappers.EpisodeReplay``. The environment may draw random numbers from
+    ``np_random``, as gymnasium requires, and from generators that its constructor makes; in ``reset`` also from the global
+    generators of Python, NumPy and PyTorch. If it draws from these in ``step``, a warning says so.
 
     :param env: Environment
     """
@@ -25,21 +37,45 @@ class EpisodeReplay(gym.Wrapper):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         self.reset_arguments: dict[str, Any] = {}
-        self.random_state: Mapping[str, Any] = {}
+        # At the last reset: the global generators, and those of the environment
+        self.random_state: dict[str, Any] = {}
+        self.generator_states: list[dict[str, Any]] = []
         # Not `actions` and `obs`, which would hide attributes of the environment from `VecEnv.get_attr`
         self.episode_actions: list[np.ndarray] = []
         self.last_obs: Any = None
+        self._places_of_generators = find_generators(env)
+        self._steps_to_check = CHECKED_STEPS
+
+    def env_generators(self) -> list[Any]:
+        """:return: the random generators of the environment, its wrappers and its spaces"""
+        return generators_at(self._places_of_generators)
 
     def reset(self, **kwargs: Any) -> tuple[ObsType, dict[str, Any]]:
         self.reset_arguments, self.episode_actions = kwargs, []
-        self.random_state = self.unwrapped.np_random.bit_generator.state
+        self.random_state = get_random_state(with_gpus=False)
+        self.generator_states = list(map(generator_state, self.env_generators()))
         self.last_obs, info = self.env.reset(**kwargs)
         return self.last_obs, info
 
     def step(self, action: ActType) -> tuple[ObsType, Any, bool, bool, dict[str, Any]]:
         self.episode_actions.append(np.array(action))
+        before = get_random_state(with_gpus=False) if self._steps_to_check > 0 else None
         self.last_obs, reward, terminated, truncated, info = self.env.step(action)
+        if before is not None:
+            self._warn_of_draws(before)
         return self.last_obs, reward, terminated, truncated, info
+
+    def _warn_of_draws(self, before: dict[str, Any]) -> None:
+        """:param before: The global generators before a step. Between two steps others draw from them too"""
+        self._steps_to_check -= 1
+        if not same_random_state(before, get_random_state(with_gpus=False)):
+            self._steps_to_check = 0
+            warnings.warn(
+                f"{self.unwrapped} draws from a global random generator of Python, NumPy or PyTorch in `step`. If something "
+                "else draws from it too, such as another environment, EpisodeReplay cannot repeat the episode, and the run "
+                "resumes with new episodes only (`new_episodes`). Draw from `self.np_random` instead.",
+                stacklevel=2,
+            )
 
 
 class NewGameOnReset(gym.Wrapper):

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import sys
+import time
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+import gymnasium as gym
 from filelock import FileLock, Timeout
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EventCallback, ProgressBarCallback
 from stable_baselines3.common.logger import (
@@ -25,8 +27,10 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, write_atomically
+from sb3_qac.common.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
+from sb3_qac.resume.environments import NEW_EPISODES, begin_new_episodes, restore_environments, take_environments
 from sb3_qac.resume.identity import (
     check_same_number,
     check_same_training,
@@ -36,10 +40,12 @@ from sb3_qac.resume.identity import (
 )
 from sb3_qac.resume.logs import ResumedTensorBoard, change_next_row, read_log, results_writers, rewrite_log, sync_files
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
-from sb3_qac.resume.random_state import get_random_state, random_state, seeded_random_state, set_random_state
 from sb3_qac.resume.signals import DeferredSignals
-from sb3_qac.resume.state import StateError, get_state, is_plain, objects_in, restore_attributes, set_attributes, set_state
+from sb3_qac.resume.state import StateError, is_plain, objects_in, restore_attributes, set_attributes
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, has_wandb_rows, wandb_identity
+
+# Seconds of training to each second that writing a checkpoint took, before the next one is due by time
+SECONDS_PER_SECOND_OF_SAVING = 50
 
 
 def lock_of(folder: Path) -> FileLock:
@@ -61,38 +67,57 @@ class ExactCheckpointCallback(BaseCallback):
     counters and schedules, environments and emulators, random generators, callbacks, and the log files that were open.
     On a CPU every number after it is identical to the number in a training that was never stopped.
 
-    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, after each evaluation, at the end
-    if the training does not end inside a rollout, and after SIGINT or SIGTERM, which are then handled as usual. A second
-    signal stops at once. An update that was interrupted is never saved: the next start repeats it.
+    A checkpoint is written between two updates: at the start, every ``save_freq`` steps, ``save_minutes`` after the one
+    before, after each evaluation, at the end if the training does not end inside a rollout, and after SIGINT or SIGTERM,
+    which are then handled as usual. A second signal stops at once. An update that was interrupted is never saved: the next
+    start repeats it.
 
     Evaluations draw from random generators of their own, so that they do not change the training.
 
     It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) or names it in an attribute
-    ``training_state`` (QPPO). Environments must be in a ``DummyVecEnv`` or an ``AleVecEnv``. The state of the other callbacks
-    is kept too: plain data, random generators, environments and objects made of them. A callback with anything else is refused
-    at the start.
+    ``training_state`` (QPPO). Environments must be in a ``DummyVecEnv`` or an ``AleVecEnv``, except with ``new_episodes``.
+    The state of the other callbacks is kept too: plain data, random generators, environments and objects made of them. A
+    callback with anything else is refused at the start.
 
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints
     :param keep: Number of checkpoints to keep: the newest ones
     :param verbose: Verbosity level: 0 for no output, 1 for a line when a training is resumed, 2 for each checkpoint
-    :raises ValueError: if ``save_freq`` or ``keep`` is less than 1
+    :param save_minutes: Minutes after a checkpoint at which the next one is due if no other reason comes first. They are
+        more if writing one takes long, so that it takes at most a fiftieth of the time.
+    :param new_episodes: Whether the environments begin new episodes at a resume. It is then not exact: the state of the
+        environments is not restored, and need not be readable. That of each ``VecEnvWrapper`` is, such as the statistics of
+        ``VecNormalize``. ``run.json`` has the steps at which it happened.
+    :raises ValueError: if ``save_freq`` or ``keep`` is less than 1, or ``save_minutes`` less than 0
     """
 
     def __init__(
-        self, folder: str | os.PathLike | None = None, save_freq: int = 100_000, keep: int = 3, verbose: int = 1
+        self,
+        folder: str | os.PathLike | None = None,
+        save_freq: int = 100_000,
+        keep: int = 3,
+        verbose: int = 1,
+        save_minutes: float = 5.0,
+        new_episodes: bool = False,
     ) -> None:
         super().__init__(verbose)
         check_number("save_freq", save_freq, minimum=1)
+        check_number("save_minutes", save_minutes)
         check_integer("keep", keep, minimum=1)
         self.folder = None if folder is None else Path(folder)
         self.save_freq = save_freq
         self.keep = keep
+        self.save_minutes = save_minutes
+        self.new_episodes = new_episodes
+        # Steps at which a resume has begun new episodes
+        self._new_episodes_at: list[int] = []
         # RL Zoo's, as YAML: a command that is run again resumes a run with the same ones only
         self.hyperparams: str | None = None
         self.iteration = 0
         self._log_interval_callback = LogIntervalCallback(self)
         self._saved_at = -1
+        # On the clock of `time.monotonic`, in seconds
+        self._next_save_time = 0.0
         self._evaluated = False
         self._rollout_is_complete = False
         # Class of each object in the state when the training started, by its place, and those of its earlier starts
@@ -114,7 +139,8 @@ class ExactCheckpointCallback(BaseCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         """:return: the arguments, and what a subclass adds: RL Zoo writes a callback from a Python file to ``config.yml``"""
-        of_this_process = vars(ExactCheckpointCallback()).keys() - {"save_freq", "keep", "verbose"}
+        arguments = {"save_freq", "keep", "verbose", "save_minutes", "new_episodes"}
+        of_this_process = vars(ExactCheckpointCallback()).keys() - arguments
         kept = {name: value for name, value in vars(self).items() if name not in of_this_process}
         return {**kept, "folder": None if self.folder is None else str(self.folder)}
 
@@ -141,6 +167,7 @@ class ExactCheckpointCallback(BaseCallback):
         # As new, because it may have been used in another training
         self.iteration = self._log_interval_callback.offset = 0
         self._saved_at, self._evaluated = -1, False
+        self._next_save_time, self._new_episodes_at = time.monotonic() + 60 * self.save_minutes, []
         self._take_folder(self.folder)
         try:
             self._start(self.folder)
@@ -172,7 +199,8 @@ class ExactCheckpointCallback(BaseCallback):
             self._check_same_call(checkpoint)
             self._restore(checkpoint.state)
             if self.verbose >= 1:
-                print(f"Resuming from step {self.model.num_timesteps} ({checkpoint.path})")
+                how = " with new episodes" if self.new_episodes else ""
+                print(f"Resuming from step {self.model.num_timesteps}{how} ({checkpoint.path})")
         self._settings_at_start = training_settings(self.model)
         self._write_run_file(finished=False)
         # `learn` may be called while another error is being handled
@@ -210,8 +238,8 @@ class ExactCheckpointCallback(BaseCallback):
             self._state_to_restore = None
             # State that cannot be saved is refused now, not hours later
             self._checked_state()
-        steps_since = self.model.num_timesteps - self._saved_at
-        if self._saved_at < 0 or steps_since >= self.save_freq or self._evaluated or self._signals.pending is not None:
+        is_due = self.model.num_timesteps - self._saved_at >= self.save_freq or time.monotonic() >= self._next_save_time
+        if self._saved_at < 0 or is_due or self._evaluated or self._signals.pending is not None:
             self.save()
         self._signals.raise_pending()
         self._rollout_is_complete = False
@@ -268,6 +296,7 @@ class ExactCheckpointCallback(BaseCallback):
         if steps_before == steps:
             return
         self._saved_at, self._evaluated = steps, False
+        begin = time.monotonic()
         try:
             path = save_checkpoint(self.folder, steps, self._checked_state(), self.keep)
         except Exception as error:
@@ -281,6 +310,9 @@ class ExactCheckpointCallback(BaseCallback):
                 stacklevel=2,
             )
             return
+        finally:
+            end = time.monotonic()
+            self._next_save_time = end + max(60 * self.save_minutes, SECONDS_PER_SECOND_OF_SAVING * (end - begin))
         if self.verbose >= 2:
             print(f"Checkpoint: {path}")
 
@@ -306,6 +338,7 @@ class ExactCheckpointCallback(BaseCallback):
                 raise StateError(
                     f"{place} is a {kind}, and was {before} when the training started, so a resume would not have it. "
                     "Create it in the constructor, in `reset` or in `_on_training_start`."
+                    + (f" {NEW_EPISODES}" if place.startswith("the environment") else "")
                 )
         self._warn_of_changed_settings(state["training"])
         return {**state, "objects": self._objects}
@@ -339,12 +372,14 @@ class ExactCheckpointCallback(BaseCallback):
             *map(id, flatten(self.locals["callback"])),
             *map(id, parts_of(model)),
         }
-        state = model_state(model, seen)
+        state = model_state(model, seen, self.new_episodes)
         evaluation_envs = []
         for env in self._evaluation_envs():
             seen_there: set[int] = set()
-            evaluation_envs.append(get_state(env, "the evaluation environment", seen_there))
+            evaluation_envs.append(take_environments(env, "the evaluation environment", seen_there, self.new_episodes))
             seen |= seen_there
+        if self.new_episodes:
+            seen.update(id(env) for callback in self._callbacks() for env in environments_of(callback).values())
         return {
             **state,
             "random": get_random_state(),
@@ -356,6 +391,7 @@ class ExactCheckpointCallback(BaseCallback):
             ],
             "iteration": self.iteration,
             "total_timesteps": model._total_timesteps,
+            "new_episodes_at": self._new_episodes_at,
             "continues": self._continues,
             "logger": {
                 name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)}
@@ -387,16 +423,23 @@ class ExactCheckpointCallback(BaseCallback):
             logs = self._open_logs(repeated=True)
         check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
 
-        restore_model(self.model, state)
+        restore_model(self.model, state, self.new_episodes)
         called_before = self._called_before()
         for callback, (_, values) in zip(self._callbacks(), state["callbacks"], strict=True):
             plain = {name: value for name, value in values.items() if is_plain(value)}
             # A copy: they may change the values before these are restored a second time
             set_attributes(callback, copy.deepcopy(plain) if id(callback) in called_before else plain)
-        for env, env_state in zip(self._evaluation_envs(), state["evaluation_envs"], strict=True):
-            # Some create objects in `reset`. It may draw from the global generators, which are restored later
-            env.reset()
-            set_state(env, env_state, "the evaluation environment")
+        seed, steps = self.model.seed, self.model.num_timesteps
+        for i, (env, env_state) in enumerate(zip(self._evaluation_envs(), state["evaluation_envs"], strict=True), start=1):
+            if self.new_episodes:
+                begin_new_episodes(env, env_state, None if seed is None else (seed, steps, i))
+            else:
+                # Some create objects in `reset`. It may draw from the global generators, which are restored later
+                env.reset()
+                restore_environments(env, env_state, "the evaluation environment")
+        self._new_episodes_at = list(state.get("new_episodes_at", []))
+        if self.new_episodes and steps < self.model._total_timesteps:
+            self._new_episodes_at.append(steps)
         self._evaluation_random_state = state["evaluation_random"]
         # Earlier checkpoints do not have them
         self._objects_before = state.get("objects", {})
@@ -423,6 +466,8 @@ class ExactCheckpointCallback(BaseCallback):
         called_before = self._called_before()
         for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
             left = {key: value for key, value in values.items() if id(callback) in called_before or not is_plain(value)}
+            if self.new_episodes:
+                left = {key: value for key, value in left.items() if key not in environments_of(callback)}
             restore_attributes(callback, left, name)
         self._restore_rows(state["logger"])
         set_random_state(state["random"])
@@ -638,6 +683,7 @@ class ExactCheckpointCallback(BaseCallback):
             "finished": finished,
             "seed": self.model.seed,
             "num_timesteps": self.model.num_timesteps,
+            "new_episodes_at": self._new_episodes_at,
             "wandb": wandb_identity(),
         }
         write_atomically(self.folder / "run.json", (json.dumps(content, indent=1) + "\n").encode())
@@ -652,6 +698,14 @@ class ExactCheckpointCallback(BaseCallback):
                 return True
             frame = frame.f_back
         return False
+
+
+def environments_of(callback: BaseCallback) -> dict[str, gym.Env | VecEnv]:
+    """
+    :param callback: A callback
+    :return: the environments among its attributes, by name
+    """
+    return {name: value for name, value in vars(callback).items() if isinstance(value, gym.Env | VecEnv)}
 
 
 class LogIntervalCallback(BaseCallback):

@@ -6,8 +6,10 @@ from collections.abc import Sized
 from typing import Any
 
 import torch as th
+from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, checkpoints_in, load_checkpoint
 from sb3_qac.resume.state import equal, is_plain
@@ -39,7 +41,7 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     :return: the settings that must be equal for one training to resume another
     """
     assert model.env is not None
-    spec = model.env.get_attr("spec")[0]
+    spec = spec_of(model.env)
     moving = set(training_state(model))
     arguments = sorted(constructor_arguments(model) - ARGUMENTS_NOT_COMPARED - moving)
     policy = model.policy._get_constructor_parameters()
@@ -59,6 +61,18 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
         **settings(policy),
         "policy_kwargs": settings({name: value for name, value in model.policy_kwargs.items() if name not in policy}),
     }
+
+
+def spec_of(env: VecEnv) -> EnvSpec | None:
+    """
+    :param env: Environments
+    :return: the specification of the first one; None if there is none, which SB3 does not ask for
+    """
+    try:
+        spec = env.get_attr("spec")[0]
+    except (AttributeError, LookupError, NotImplementedError, TypeError):
+        return None
+    return spec if isinstance(spec, EnvSpec) else None
 
 
 def settings(values: dict[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr
 
 from sb3_qac.common.files import read_json
+from sb3_qac.common.random_state import set_random_state
 from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint
+from sb3_qac.resume.environments import begin_new_episodes, restore_environments, take_environments
 from sb3_qac.resume.identity import check_same_training, training_settings, training_state
-from sb3_qac.resume.random_state import set_random_state
-from sb3_qac.resume.state import get_attributes, get_state, is_plain, items_by_key, restore_attributes, set_state
+from sb3_qac.resume.state import get_attributes, is_plain, items_by_key, restore_attributes
 
 SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
 # State of a model's training, without its policy
@@ -95,14 +96,16 @@ def further_modules(model: OnPolicyAlgorithm) -> tuple[dict[str, Any], dict[str,
     }
 
 
-def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[str, Any]:
+def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None, new_episodes: bool = False) -> dict[str, Any]:
     """
     :param model: Model, between two updates
     :param seen: Set to which the identities of the environment and of all objects inside it are added
+    :param new_episodes: Whether a resume begins new episodes
     :return: the identity of the training, and everything that the next update depends on, as plain data
     """
     seen_in_env: set[int] = set()
-    env = get_state(model.env, "the environment", seen_in_env)
+    assert model.env is not None
+    env = take_environments(model.env, "the environment", seen_in_env, new_episodes)
     if seen is not None:
         seen |= seen_in_env
     modules, tensors = further_modules(model)
@@ -125,14 +128,20 @@ def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None) -> dict[
     }
 
 
-def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
+def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: bool = False) -> None:
     """
     :param model: Model made in the same way as the trained one; its environments were reset once
     :param state: Result of ``model_state``
+    :param new_episodes: Whether the environments begin new episodes
+    :raises StateError: if the state of the environments cannot be restored
     """
-    assert isinstance(model, OnPolicyAlgorithm)
+    assert isinstance(model, OnPolicyAlgorithm) and model.env is not None
     # First, because environments that differ are refused, and then the model stays as it is
-    set_state(model.env, state["env"], "the environment")
+    if new_episodes:
+        steps = state["model"]["num_timesteps"]
+        first_obs = begin_new_episodes(model.env, state["env"], None if model.seed is None else (model.seed, steps, 0))
+    else:
+        restore_environments(model.env, state["env"], "the environment")
     model.policy.load_state_dict(state["policy"])
     # Earlier checkpoints do not have it
     if "frozen" in state:
@@ -148,6 +157,11 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
     if state.get("rollout_buffer"):
         restore_attributes(model.rollout_buffer, state["rollout_buffer"], "the rollout buffer")
     vars(model).update(state["model"])
+    if new_episodes:
+        model._last_obs = first_obs  # type: ignore[assignment]
+        model._last_episode_starts = np.ones(model.n_envs, dtype=bool)
+        normalize = model.get_vec_normalize_env()
+        model._last_original_obs = None if normalize is None else normalize.get_original_obs()
     for name in ("ep_info_buffer", "ep_success_buffer"):
         # The saved ones have the length of the earlier `stats_window_size`. If it is the same, a callback may refer to them
         if (saved := getattr(model, name)).maxlen != model._stats_window_size:
@@ -155,7 +169,7 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any]) -> None:
     model.start_time = time.time_ns() - state["elapsed"]
 
 
-def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolicyAlgorithm:
+def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike, new_episodes: bool = False) -> SelfOnPolicyAlgorithm:
     """
     Restore a training's state in a model, ready to resume it.
 
@@ -165,6 +179,7 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
     :param model: A model made in the same way as the one that was trained, and its environments too
     :param path: A checkpoint, or a folder, whose newest good checkpoint is used. A warning is given if the training ended
         after it: inside a rollout, or if newer checkpoints are damaged.
+    :param new_episodes: Whether the environments begin new episodes, as with ``ExactCheckpointCallback``
     :return: The model: parameters, optimizer, counters, environments and random generators are those of the checkpoint
     :raises CheckpointError: if there is no checkpoint, it is damaged, or it belongs to another training
     """
@@ -177,7 +192,7 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike) -> SelfOnPolic
         assert model.env is not None
         model.env.reset()
     check_same_training(model, checkpoint)
-    restore_model(model, checkpoint.state)
+    restore_model(model, checkpoint.state, new_episodes)
     set_random_state(checkpoint.state["random"])
     run = read_json(path / "run.json") if path.is_dir() else {}
     if run.get("finished") and run.get("num_timesteps", 0) > model.num_timesteps:

@@ -31,6 +31,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 from torch.utils.hooks import RemovableHandle
 
+from sb3_qac.common.random_state import GENERATORS, generator_state
+
 # Attributes that describe how an object was built
 SKIPPED_ATTRIBUTES = frozenset({"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"})
 # Further ones of environments, some of which every step overwrites. Other objects may have state under these names
@@ -59,7 +61,6 @@ PYGAME_CONSTANTS = frozenset({"Surface", "Clock", "Font", "Sound", "Color"})
 METHODS = (types.MethodType, types.BuiltinMethodType)
 IMMUTABLE = (str, bytes, int, float, tuple, frozenset)
 PLAIN_DICTS = (dict, OrderedDict)
-GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 # Classes of objects whose number does not change during a training
 BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, *GENERATORS)
 # SB3 has one of these for each part of an observation that is a dictionary
@@ -153,8 +154,15 @@ def get_plain_attributes(obj: Any) -> dict[str, Any]:
     attributes = {
         name: dict(value) if isinstance(value, dict) and type(value) not in PLAIN_DICTS else value
         for name, value in vars(obj).items()
+        if name not in _excluded(obj)
     }
     return {name: value for name, value in attributes.items() if is_plain(value)}
+
+
+def _excluded(obj: Any) -> Container[str]:
+    """:return: names of attributes that its class keeps out of checkpoints, such as data that it reads from a file"""
+    names = getattr(type(obj), "excluded_from_checkpoints", ())
+    return (names,) if isinstance(names, str) else names
 
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:
@@ -298,8 +306,9 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str])
     :raises StateError: if a part of it cannot be taken
     """
     values: dict[str, Any] = {}
+    excluded = _excluded(obj)
     for key, value in vars(obj).items():
-        if key in skipped or is_constant(value, seen) or _is_seen(value, seen):
+        if key in skipped or key in excluded or is_constant(value, seen) or _is_seen(value, seen):
             continue
         if is_plain(value):
             values[key] = value
@@ -482,11 +491,12 @@ def _(obj: functools.partial, values: dict[str, Any], name: str) -> None:
     obj.__setstate__((func, tuple(args), keywords, vars(obj)))  # type: ignore[attr-defined]
 
 
-@get_values.register
-def _(obj: np.random.Generator, name: str, seen: set[int]) -> dict[str, Any]:
-    seeds = obj.bit_generator.seed_seq
-    # From which `spawn` makes further generators
-    return {"state": obj.bit_generator.state} | ({"seeds": seeds.state} if isinstance(seeds, np.random.SeedSequence) else {})
+@get_values.register(np.random.Generator)
+@get_values.register(np.random.RandomState)
+@get_values.register(random.Random)
+@get_values.register(th.Generator)
+def _(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
+    return generator_state(obj)
 
 
 @set_values.register
@@ -502,29 +512,14 @@ def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
             bit_generator.__setstate__((values["state"], np.random.SeedSequence(**values["seeds"])))
 
 
-@get_values.register
-def _(obj: np.random.RandomState, name: str, seen: set[int]) -> dict[str, Any]:
-    return {"state": obj.get_state()}
-
-
 @set_values.register
 def _(obj: np.random.RandomState, values: dict[str, Any], name: str) -> None:
     obj.set_state(values["state"])
 
 
-@get_values.register
-def _(obj: random.Random, name: str, seen: set[int]) -> dict[str, Any]:
-    return {"state": obj.getstate()}
-
-
 @set_values.register
 def _(obj: random.Random, values: dict[str, Any], name: str) -> None:
     obj.setstate(values["state"])
-
-
-@get_values.register
-def _(obj: th.Generator, name: str, seen: set[int]) -> dict[str, Any]:
-    return {"state": obj.get_state()}
 
 
 @set_values.register

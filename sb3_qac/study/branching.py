@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.env_util import unwrap_wrapper
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_integer
 from sb3_qac.common.torch_layers import constant_weights
-from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.resume.state import ObjectState, find_class, get_state, kind_of, set_state
@@ -174,11 +172,6 @@ def set_with_new_randomness(env: VecEnv, state: Any, rng: np.random.Generator) -
     """
     set_state(env, with_new_randomness(state, rng), "the environment")
     for single in getattr(env.unwrapped, "envs", []):
-        if unwrap_wrapper(single, EpisodeReplay) is not None:
-            # It plays the episode again, and its generator is always the same after that
-            seed = int(rng.integers(2**31))
-            generator = single.unwrapped.np_random.bit_generator
-            generator.state = _seeded_as(generator.state, seed)
         atari: Any = single.unwrapped
         if hasattr(atari, "ale") and atari.ale.getFloat("repeat_action_probability") > 0:
             # The emulator draws sticky actions itself, and takes a seed only with a new game. A new game also begins without a

@@ -83,6 +83,8 @@ class StatusCallback(BaseCallback):
         self.before += max(0.0, self.last_step - self.start)
         self.first_step = self.model.num_timesteps
         self.start = self.written = self.last_step = time.monotonic()
+        # The callback of the checkpoints has started before
+        self.new_episodes_at = self.checkpoint_file().get("new_episodes_at", [])
         # The caller may be handling an exception, which is not one of this training
         self.exception, self.ended = id(sys.exc_info()[1]), False
         self.n_evaluations = len(self.evaluation.evaluations_timesteps)
@@ -105,7 +107,11 @@ class StatusCallback(BaseCallback):
     def _on_training_end(self) -> None:
         # Only if learn ended normally, not if it was interrupted
         if id(sys.exc_info()[1]) == self.exception:
-            self.ended = read_json(self.path.parent / "checkpoints" / "run.json").get("finished", True)
+            self.ended = self.checkpoint_file().get("finished", True)
+
+    def checkpoint_file(self) -> dict[str, Any]:
+        """:return: what ``ExactCheckpointCallback`` has written about the run; nothing if it cannot be resumed"""
+        return read_json(self.path.parent / "checkpoints" / "run.json")
 
     def update(self) -> None:
         """Write how far the training has come, if it has begun. Called when it has ended, in whatever way."""
@@ -132,6 +138,7 @@ class StatusCallback(BaseCallback):
             "training_return": self.training_return(),
             "last_evaluation": self.last_evaluation(),
             "finished": finished,
+            "new_episodes_at": self.new_episodes_at,
         }
         write_atomically(self.path, json.dumps(status).encode())
 

@@ -138,6 +138,7 @@ class StudyManager(ExperimentManager):
         if self.is_resumable:
             checkpoints = given[0] if given else ExactCheckpointCallback(verbose=0)
             checkpoints.folder = Path(self.run.folder, "checkpoints")
+            checkpoints.new_episodes = checkpoints.new_episodes or self.run.new_episodes
             self.callbacks.insert(0, checkpoints)
             self.callbacks.append(CurvesCallback())
             self.callbacks.append(SnapshotCallback(Path(self.run.folder, "snapshots")))

@@ -421,6 +421,7 @@ def warnings_of(envs: dict[str, Groups]) -> Iterator[str]:
     :param envs: Records by environment
     :return: lines of Markdown: what makes a mean or a comparison of the report say less than it seems to
     """
+    yield from with_new_episodes(envs)
     for env_id, groups in envs.items():
         for group, records in groups.items():
             # A run that has just begun has none yet
@@ -456,6 +457,19 @@ def warnings_of(envs: dict[str, Groups]) -> Iterator[str]:
             yield (
                 f"**The runs on {env_id} are planned for different numbers of steps:** {listed}. Where they are compared, "
                 "their schedules, as of the learning rate, are at different points."
+            )
+
+
+def with_new_episodes(envs: dict[str, Groups]) -> Iterator[str]:
+    """
+    :param envs: Records by environment
+    :return: a line of Markdown for each run that was not resumed exactly
+    """
+    for record in (record for groups in envs.values() for record in records_of(groups)):
+        if steps := record.status.get("new_episodes_at"):
+            yield (
+                f"**{_name(record, envs)} was resumed with new episodes** at {' and '.join(f'{x:,}' for x in steps)} steps "
+                "(`--new-episodes`), so it is not the run that it would have been without a stop."
             )
 
 

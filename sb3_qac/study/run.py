@@ -8,8 +8,8 @@ from typing import Any
 
 from sb3_qac.common.files import read_json
 
-# Settings that may change when a run is resumed: where and how it is computed, but not its outcome
-MAY_CHANGE = ("folder", "n_threads", "device", "wandb", "gym_packages")
+# Settings that may change when a run is resumed: where and how it is computed, but not its outcome, and how it is resumed
+MAY_CHANGE = ("folder", "n_threads", "device", "wandb", "gym_packages", "new_episodes")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Run:
     :param device: PyTorch device
     :param wandb: Mode of Weights & Biases: "offline", "online" or "disabled"
     :param gym_packages: Modules that register environments when they are imported
+    :param new_episodes: Whether a resume begins new episodes, which is not exact (see ``ExactCheckpointCallback``)
     """
 
     name: str
@@ -60,6 +61,7 @@ class Run:
     device: str = "auto"
     wandb: str = "offline"
     gym_packages: list[str] = field(default_factory=list)
+    new_episodes: bool = False
 
     @property
     def finished(self) -> bool:

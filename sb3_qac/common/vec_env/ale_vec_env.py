@@ -343,7 +343,8 @@ class AleVecEnv(VecEnv):
         if not np.array_equal(frames, state["frames"]):
             raise ValueError(
                 f"Playing the actions of {self.spec.id} again did not reproduce the saved frames. "
-                "Resume with the versions of ale-py and of this package that the training was started with."
+                "Resume with the versions of ale-py and of this package that the training was started with, or with new "
+                "episodes (`new_episodes=True` of ExactCheckpointCallback, `--new-episodes` of `study`)."
             )
         self._actions, self._n_steps, self._first_steps = bytearray(actions.tobytes()), len(actions), first_steps.copy()
         self._screen, self._lives, self._first_frames = frames, state["lives"], state["first_frames"]
