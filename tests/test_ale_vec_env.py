@@ -1,10 +1,13 @@
 """The C++ environments: bit-equal to gymnasium's preprocessing, and a drop-in for SB3's ``make_atari_env``."""
 
 import functools
+import gc
 import inspect
 import os
+import signal
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -12,6 +15,7 @@ import ale_py.vector_env
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, TransformReward
 from stable_baselines3 import A2C
 from stable_baselines3.common.atari_wrappers import AtariWrapper, ClipRewardEnv, EpisodicLifeEnv, FireResetEnv, WarpFrame
@@ -38,8 +42,8 @@ class Reference:
     frame each, as many as the C++ side says it made.
     """
 
-    def __init__(self, env_id, frame_skip=4):
-        self.env = AtariPreprocessing(gym.make(env_id), noop_max=0, frame_skip=frame_skip)
+    def __init__(self, env_id, frame_skip=4, **env_kwargs):
+        self.env = AtariPreprocessing(gym.make(env_id, **env_kwargs), noop_max=0, frame_skip=frame_skip)
         self.has_fire = self.env.unwrapped.get_action_meanings()[1] == "FIRE"
 
     def reset(self, n_frames):
@@ -63,9 +67,20 @@ def results_of(envs, method):
 
 
 @pytest.mark.parametrize("env_id", ALL_GAMES)
-def test_games_are_those_of_gymnasium_frame_by_frame(env_id, n_steps=1500):
-    env = AleVecEnv(env_id, n_envs=1, seed=3, terminal_on_life_loss=False, clip_reward=False, num_threads=1)
-    reference = Reference(env_id)
+def test_games_are_those_of_gymnasium_frame_by_frame(env_id):
+    compare_with_gymnasium(env_id, n_steps=1500)
+
+
+def test_games_with_arguments_are_those_of_gymnasium_frame_by_frame():
+    arguments = dict(frameskip=1, repeat_action_probability=0.0, full_action_space=True)
+    compare_with_gymnasium("ALE/Breakout-v5", n_steps=600, **arguments)
+
+
+def compare_with_gymnasium(env_id, n_steps, **env_kwargs):
+    settings = dict(terminal_on_life_loss=False, clip_reward=False)
+    env = AleVecEnv(env_id, n_envs=1, seed=3, **settings, num_threads=1, env_kwargs=env_kwargs)
+    reference = Reference(env_id, **env_kwargs)
+    assert env.action_space == reference.env.action_space
     resets, steps = results_of(env._envs, "reset"), results_of(env._envs, "recv")
     obs = env.reset()
     expected = reference.reset(int(resets[0][1]["episode_frame_number"][0]))
@@ -286,10 +301,8 @@ def test_fire_is_pressed_for_the_agent_at_the_start_of_a_life():
     assert lives[False] == 5
 
 
-def test_time_limit_is_reported_as_truncation(monkeypatch):
-    spec = gym.spec(PONG)
-    monkeypatch.setitem(spec.kwargs, "max_num_frames_per_episode", 200)
-    steps = play(make_ale_vec_env(PONG, 1, seed=0), 120)
+def test_time_limit_is_reported_as_truncation():
+    steps = play(make_ale_vec_env(PONG, 1, seed=0, env_kwargs=dict(max_num_frames_per_episode=200)), 120)
     ends = [info for _, _, done, info in steps if done]
     assert len(ends) >= 2
     assert all(info["TimeLimit.truncated"] and info["terminal_observation"].any() for info in ends)
@@ -298,9 +311,9 @@ def test_time_limit_is_reported_as_truncation(monkeypatch):
 
 
 @pytest.mark.parametrize("no_limit", [None, 0, -1])
-def test_games_without_a_time_limit_do_not_end_at_once(no_limit, monkeypatch):
-    monkeypatch.setitem(gym.spec(PONG).kwargs, "max_num_frames_per_episode", no_limit)
-    assert not any(done for _, _, done, _ in play(make_ale_vec_env(PONG, 1, seed=0), 20))
+def test_games_without_a_time_limit_do_not_end_at_once(no_limit):
+    env = make_ale_vec_env(PONG, 1, seed=0, env_kwargs=dict(max_num_frames_per_episode=no_limit))
+    assert not any(done for _, _, done, _ in play(env, 20))
 
 
 def test_length_is_in_frames_as_of_monitor():
@@ -321,6 +334,36 @@ def test_observations_are_not_overwritten_by_the_next_step():
         given.append(env.step(rng.integers(6, size=2))[0])
     for obs, copy in zip(given, copies, strict=False):
         np.testing.assert_array_equal(obs, copy)
+
+
+def test_what_a_step_takes_and_returns_belongs_to_the_caller():
+    """Who writes to it changes nothing else: wrappers that work in place, and one array for the actions of all steps."""
+    env, untouched, resumed = (make_ale_vec_env(BREAKOUT, 2, seed=0) for _ in range(3))
+    env.reset()[:] = 1
+    untouched.reset()
+    actions, rng, n_lost = np.zeros(2, dtype=int), np.random.default_rng(0), 0
+    for _ in range(120):
+        actions[:] = rng.integers(4, size=2)
+        expected = without_times(untouched.step(actions.copy()))
+        env.step_async(actions)
+        actions[:] = 1
+        obs, *others = env.step_wait()
+        np.testing.assert_array_equal(obs, expected[0])
+        obs[:] = 1
+        np.testing.assert_equal(without_times((obs, *others))[1:], expected[1:])
+        np.testing.assert_array_equal(env.get_images(), untouched.get_images())
+        n_lost += sum("terminal_observation" in info and "episode" not in info for info in others[2])
+    assert n_lost > 0
+    for state in (env.get_state(), env.get_state()):
+        resumed.set_state(state)
+        for name, value in untouched.get_state().items():
+            if name != "start_time":
+                np.testing.assert_equal(state[name], value)
+            if isinstance(value, np.ndarray) and name != "actions":
+                state[name][:] = 1
+    step = without_times(untouched.step(actions))
+    np.testing.assert_equal(without_times(env.step(actions)), step)
+    np.testing.assert_equal(without_times(resumed.step(actions)), step)
 
 
 def frames(env, n_steps=60):
@@ -382,20 +425,23 @@ def test_monitor_files_are_those_that_sb3_reads(tmp_path):
 
 def test_images_show_what_the_agent_sees():
     env = make_ale_vec_env(PONG, 2, seed=0)
-    with pytest.warns(UserWarning, match="call `reset` first"):
-        env.get_images()
+    with pytest.raises(gym.error.ResetNeeded, match="Call `reset` before the first image"):
+        env.render()
     obs = env.reset()
     images = env.get_images()
     assert [image.shape for image in images] == [(84, 84, 3)] * 2
     np.testing.assert_array_equal(images[1][:, :, 2], obs[1, 0])
     assert env.render("rgb_array").shape == (168, 84, 3)
+    without = make_ale_vec_env(PONG, 2, seed=0, env_kwargs=dict(render_mode=None))
+    with pytest.warns(UserWarning, match="No images: make the environments with `render_mode='rgb_array'`"):
+        assert without.get_images() == [None, None]
 
 
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
         ("CartPole-v1", "not an Atari game.*make_vec_env"),
-        ("ALE/Pong-v5", "skips 4 frames itself.*PongNoFrameskip-v4"),
+        ("ALE/Pong-v5", r"skips 4 frames itself.*PongNoFrameskip-v4.*env_kwargs=dict\(frameskip=1\)"),
         ("Pong-v4", r"skips \(2, 5\) frames itself"),
     ],
 )
@@ -411,16 +457,29 @@ def test_a_game_with_all_actions_has_them(monkeypatch):
     assert [AleVecEnv(env_id).action_space.n for env_id in ("Pong4-v0", PONG)] == [18, 6]
 
 
-def test_a_game_in_another_mode_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        dict(mode=1),
+        dict(difficulty=1),
+        dict(mode=1, difficulty=1),
+        dict(obs_type="ram"),
+        dict(continuous=True),
+        dict(misspelt=1),
+    ],
+)
+def test_arguments_of_a_game_that_ale_py_does_not_have_in_cpp_are_refused_by_name(arguments, monkeypatch):
     spec = gym.spec(PONG)
-    monkeypatch.setitem(gym.registry, "Pong2-v0", replace(spec, id="Pong2-v0", kwargs={**spec.kwargs, "mode": 1}))
-    with pytest.raises(ValueError, match="AleVecEnv has no mode, which Pong2-v0 sets"):
-        make_ale_vec_env("Pong2-v0")
+    monkeypatch.setitem(gym.registry, "Pong2-v0", replace(spec, id="Pong2-v0", kwargs={**spec.kwargs, **arguments}))
+    for env_id, env_kwargs in (("Pong2-v0", {}), (PONG, arguments)):
+        message = f"AleVecEnv has no {', '.join(arguments)}, which {env_id} is given. Use SB3's `make_atari_env`"
+        with pytest.raises(ValueError, match=message):
+            make_ale_vec_env(env_id, env_kwargs=env_kwargs)
 
 
 def test_a_game_with_a_time_limit_of_its_own_is_refused(monkeypatch):
     monkeypatch.setitem(gym.registry, "Pong3-v0", replace(gym.spec(PONG), id="Pong3-v0", max_episode_steps=40))
-    with pytest.raises(ValueError, match="AleVecEnv has no max_episode_steps, which Pong3-v0 sets"):
+    with pytest.raises(ValueError, match="AleVecEnv has no max_episode_steps, which Pong3-v0 is given"):
         make_ale_vec_env("Pong3-v0")
 
 
@@ -429,18 +488,29 @@ def test_misspelt_environment_is_refused_with_a_proposal():
         make_ale_vec_env("PongNoFrameskp-v4")
 
 
-def test_environments_of_rl_zoo_are_replaced_by_their_like(tmp_path):
+@pytest.mark.parametrize("after_reset", [False, True])
+def test_environments_of_rl_zoo_are_replaced_by_their_like(after_reset, tmp_path):
     wrapper_kwargs = dict(terminal_on_life_loss=False, clip_reward=False, noop_max=7, frame_skip=2, screen_size=42)
-    arguments = dict(n_envs=2, seed=4, monitor_dir=str(tmp_path), wrapper_kwargs=wrapper_kwargs)
-    stock = make_atari_env(BREAKOUT, **arguments, env_kwargs=dict(render_mode=None))
-    replaced, ours = to_ale_vec_env(stock), make_ale_vec_env(BREAKOUT, **{**arguments, "monitor_dir": None})
-    assert isinstance(replaced, AleVecEnv)
+    env_kwargs = dict(render_mode=None, frameskip=1, full_action_space=True)
+    arguments = dict(n_envs=2, seed=4, monitor_dir=str(tmp_path), wrapper_kwargs=wrapper_kwargs, env_kwargs=env_kwargs)
+    stock = make_atari_env("ALE/Breakout-v5", **arguments)
+    if after_reset:
+        stock.reset()
+        stock.reset()
+    replaced, ours = to_ale_vec_env(stock), make_ale_vec_env("ALE/Breakout-v5", **{**arguments, "monitor_dir": None})
+    assert isinstance(replaced, AleVecEnv) and replaced.action_space == stock.action_space == spaces.Discrete(18)
     for (obs, *step), (expected_obs, *expected) in zip(play(replaced, 50), play(ours, 50), strict=True):
         np.testing.assert_array_equal(obs, expected_obs)
         assert step == expected
     assert (replaced.terminal_on_life_loss, replaced.clip_reward) == (False, False)
     replaced.close()
     assert len(list(tmp_path.glob("*.monitor.csv"))) == 2
+
+
+@pytest.mark.parametrize("render_mode", [None, "rgb_array"])
+def test_the_render_modes_that_are_named_can_be_given(render_mode):
+    env = make_ale_vec_env(PONG, env_kwargs=dict(render_mode=render_mode))
+    assert env.metadata["render_modes"] == ([] if render_mode is None else [env.render_mode])
 
 
 def test_a_render_mode_that_the_screens_do_not_have_is_refused():
@@ -495,11 +565,17 @@ def test_a_monitor_around_the_wrapper_is_not_replaced_by_one_that_records_someth
 
 def test_sticky_actions_of_a_game_are_those_of_the_argument():
     """``PongNoFrameskip-v0`` repeats actions with a probability of 0.25."""
-    of_game, of_argument, without = (
+    of_game, of_argument, of_game_argument, without = (
         frames(AleVecEnv(env_id, 2, seed=5, **arguments))
-        for env_id, arguments in (("PongNoFrameskip-v0", {}), (PONG, dict(action_repeat_probability=0.25)), (PONG, {}))
+        for env_id, arguments in (
+            ("PongNoFrameskip-v0", {}),
+            (PONG, dict(action_repeat_probability=0.25)),
+            (PONG, dict(env_kwargs=dict(repeat_action_probability=0.25))),
+            (PONG, {}),
+        )
     )
     np.testing.assert_array_equal(of_game, of_argument)
+    np.testing.assert_array_equal(of_game, of_game_argument)
     assert not np.array_equal(of_game, without)
 
 
@@ -544,16 +620,18 @@ def test_environments_to_look_at_are_left_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "lost"),
+    ("arguments", "message"),
     [
-        (dict(full_action_space=True), "full_action_space=True"),
-        (dict(repeat_action_probability=0.25, difficulty=1), "repeat_action_probability=0.25, difficulty=1"),
-        (dict(max_episode_steps=1000), "(Patched)?TimeLimit"),
+        (dict(mode=1), f"AleVecEnv has no mode, which {PONG} is given"),
+        (dict(repeat_action_probability=0.25, difficulty=1), f"AleVecEnv has no difficulty, which {PONG} is given"),
+        (dict(frameskip=2), f"{PONG} skips 2 frames itself"),
+        (dict(max_episode_steps=1000), f"AleVecEnv would leave out (Patched)?TimeLimit of {PONG}.*Use SB3's environments"),
     ],
 )
-def test_environments_that_would_lose_arguments_are_not_replaced(arguments, lost):
-    with pytest.raises(ValueError, match=f"AleVecEnv would leave out {lost} of {PONG}.*Use SB3's environments"):
-        to_ale_vec_env(make_atari_env(PONG, 1, env_kwargs=dict(render_mode=None, **arguments)))
+def test_environments_that_would_lose_arguments_are_not_replaced(arguments, message):
+    env = make_atari_env(PONG, 1, env_kwargs=dict(render_mode=None, **arguments))
+    with pytest.raises(ValueError, match=message):
+        to_ale_vec_env(env)
 
 
 @pytest.mark.parametrize(
@@ -722,6 +800,52 @@ def test_an_interrupted_reset_starts_the_same_games_when_it_is_called_again(monk
     interrupted_reset()
     np.testing.assert_equal(without_times(env.step([2, 2])), without_times(other.step([2, 2])))
     np.testing.assert_array_equal(env.reset(), other.reset())
+
+
+def test_closed_environments_have_no_threads_and_no_emulators_and_say_so():
+    def n_threads():
+        return len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else 0
+
+    # Environments of other tests end their threads too
+    gc.collect()
+    before = n_threads()
+    env = AleVecEnv(PONG, 4, num_threads=1)
+    env.reset()
+    assert n_threads() == before + 1 or before == 0
+    emulators = weakref.ref(env._envs)
+    env.step_async(np.zeros(4, dtype=int))
+    for _ in range(2):
+        env.close()
+        assert n_threads() == before and emulators() is None
+        for call in (env.reset, env.step_wait, lambda: env.step(np.zeros(4, dtype=int))):
+            with pytest.raises(
+                gym.error.ClosedEnvironmentError, match=f"The environments of {PONG} are closed. Make new ones"
+            ):
+                call()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_environments_of_the_parent_are_refused_in_a_forked_process():
+    env, other = (make_ale_vec_env(PONG, 1, seed=0) for _ in range(2))
+    for each in (env, other):
+        each.reset()
+    child = os.fork()
+    if child == 0:
+        # Not for ever, where it waits for threads that are not there
+        signal.alarm(60)
+        refused, expected = 0, f"made in process {os.getppid()}, and this is process {os.getpid()}, forked from it"
+        try:
+            for call in (env.reset, env.step_wait, lambda: env.step([0])):
+                try:
+                    call()
+                except RuntimeError as error:
+                    refused += expected in str(error)
+            env.close()
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    np.testing.assert_array_equal(env.step([0])[0], other.step([0])[0])
 
 
 def test_a_step_before_the_first_reset_is_refused():

@@ -68,12 +68,25 @@ def study_model(name, folder, **settings):
             env.close()
 
 
-@pytest.mark.parametrize("algorithm", [A2C, PPO, DQN, QRDQN, QA2C])
-def test_lean_cnn_has_the_network_that_sb3_builds(algorithm):
+NO_LAYERS = dict(net_arch=[])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "given"),
+    [
+        *((algorithm, "CnnPolicy", NO_LAYERS) for algorithm in (A2C, PPO, DQN, QRDQN)),
+        # Policies of this package
+        *((algorithm, "CnnPolicy", {}) for algorithm in (QA2C, QPPO)),
+        (A2C, PixelActorCriticCnnPolicy, {}),
+        (A2C, PixelActorCriticCnnPolicy, dict(net_arch=None)),
+    ],
+)
+def test_lean_cnn_has_the_network_that_sb3_builds(algorithm, policy, given):
     kwargs = dict(buffer_size=10) if algorithm in (DQN, QRDQN) else {}
-    plain, lean = (
-        algorithm("CnnPolicy", image_env(), policy_kwargs=dict(features_extractor_class=extractor), seed=0, **kwargs)
-        for extractor in (NatureCNN, LeanNatureCNN)
+    kwargs |= dict(n_steps=8, batch_size=8) if algorithm in (PPO, QPPO) else {}
+    plain = algorithm("CnnPolicy", image_env(), seed=0, **kwargs)
+    lean = algorithm(
+        policy, image_env(), policy_kwargs=dict(features_extractor_class=LeanNatureCNN, **given), seed=0, **kwargs
     )
     assert shapes(lean) == shapes(plain)
     for actual, expected in zip(outputs(lean, images(8)), outputs(plain, images(8)), strict=True):
@@ -230,6 +243,16 @@ def test_images_that_sb3_normalises_are_the_same_with_the_checks_of_nature_cnn_s
         with th.no_grad():
             features.append(policy.extract_features(policy.obs_to_tensor(images(4))[0]))
     th.testing.assert_close(features[1], features[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("algorithm", "policy"), [(QA2C, "CnnPolicy"), (A2C, PixelActorCriticCnnPolicy)])
+def test_layers_that_were_given_are_behind_the_lean_cnn_too(algorithm, policy):
+    plain, lean = (
+        algorithm(name, image_env(), policy_kwargs=dict(features_extractor_class=extractor, net_arch=[32]))
+        for name, extractor in (("CnnPolicy", NatureCNN), (policy, LeanNatureCNN))
+    )
+    assert shapes(lean) == shapes(plain)
+    assert lean.policy.mlp_extractor.latent_dim_pi == 32
 
 
 class OwnCNN(LeanNatureCNN):

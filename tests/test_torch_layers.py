@@ -1,6 +1,7 @@
 """The lean Nature CNN is SB3's: same weights, same features, same learning, up to rounding."""
 
 import copy
+import functools
 import itertools
 import pickle
 import platform
@@ -20,6 +21,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import polyak_update
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sb3_qac import QA2C, QPPO
 from sb3_qac.common.allocator import keep_freed_memory
@@ -87,7 +89,6 @@ def test_a_subclass_has_the_layers_behind_it_that_a_subclass_of_nature_cnn_has(a
     class OwnNatureCNN(NatureCNN):
         pass
 
-    assert LeanNatureCNN == NatureCNN and OwnCNN == OwnCNN and OwnCNN not in (NatureCNN, LeanNatureCNN)
     plain, lean = (
         algorithm("CnnPolicy", FakeImageEnv(), policy_kwargs=dict(features_extractor_class=cls)).policy.mlp_extractor
         for cls in (OwnNatureCNN, OwnCNN)
@@ -102,8 +103,7 @@ def test_weights_kept_for_a_rollout_are_those_of_the_parameters(dtype):
     def features():
         with th.no_grad():
             kept = lean(batch)
-        # With gradients nothing is kept
-        th.testing.assert_close(kept, lean(batch).detach(), rtol=0, atol=0)
+            th.testing.assert_close(kept, make_like(lean)(batch), rtol=0, atol=0)
         return kept
 
     seen = []
@@ -112,11 +112,6 @@ def test_weights_kept_for_a_rollout_are_those_of_the_parameters(dtype):
         made = lean._kept[1]
         features()
         assert lean._kept[1] is made
-        # Against the promise, but noticed
-        lean.load_state_dict({name: value * 0.9 for name, value in lean.state_dict().items()})
-        with constant_weights(lean):
-            seen.append(features())
-        assert lean._kept is not None
     assert lean._kept is None
     for parameter in lean.parameters():
         parameter.data.mul_(0.9)
@@ -126,28 +121,100 @@ def test_weights_kept_for_a_rollout_are_those_of_the_parameters(dtype):
         assert (before - after).norm() > 1e-2 * before.norm()
 
 
+def train_once(lean, make_optimizer):
+    lean(images(2)).square().sum().backward()
+    with th.no_grad():
+        # Such as a target, before the step
+        lean(images(2))
+    make_optimizer(lean.parameters()).step()
+
+
+def put_new_tensors(lean):
+    """Until one lies at the address of the first, if its memory was freed."""
+    weight = lean.cnn[0].weight
+    address = weight.data_ptr()
+    for _ in range(20):
+        weight.data = weight.data * 0.9
+        if weight.data_ptr() == address:
+            return
+
+
+def put_new_layers(lean):
+    for i, layer in enumerate(lean.cnn):
+        if isinstance(layer, th.nn.Conv2d):
+            lean.cnn[i] = th.nn.Conv2d(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride)
+
+
+CHANGES = {
+    "RMSprop": lambda lean: train_once(lean, functools.partial(th.optim.RMSprop, lr=0.01)),
+    "Adam": lambda lean: train_once(lean, functools.partial(th.optim.Adam, lr=0.01)),
+    # Of the preset of QPPO. It does not count its changes as others do
+    "fused Adam": lambda lean: train_once(lean, functools.partial(th.optim.Adam, lr=0.01, fused=True)),
+    "load_state_dict": lambda lean: lean.load_state_dict({name: value * 0.9 for name, value in lean.state_dict().items()}),
+    # All but the first weight of each layer
+    "in place": lambda lean: [parameter.view(-1)[1:].mul_(0.9) for parameter in lean.parameters()],
+    "vector_to_parameters": lambda lean: vector_to_parameters(
+        0.9 * parameters_to_vector(lean.parameters()), lean.parameters()
+    ),
+    "new tensors": put_new_tensors,
+    "new layers": put_new_layers,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_averaged_weights_are_used_where_a_callback_swaps_them_in(dtype):
+def test_changes_that_pytorch_counts_are_used_against_the_promise_of_constant_weights(change, dtype):
+    lean, batch = make(LeanNatureCNN, dtype=dtype), images(2)
+    with constant_weights(lean):
+        for _ in range(2):
+            with th.no_grad():
+                before = lean(batch)
+            with th.set_grad_enabled("Adam" in change or "RMSprop" in change):
+                CHANGES[change](lean)
+            with th.no_grad():
+                after = lean(batch)
+                assert (after - before).norm() > 1e-2 * before.norm()
+                th.testing.assert_close(after, make_like(lean)(batch), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_callback_that_swaps_averaged_weights_in_says_so(dtype):
     """With SB3's ``polyak_update``, which writes to ``.data``, within a rollout, which promises constant weights."""
     lean, averaged, batch = make(LeanNatureCNN, dtype=dtype), make(LeanNatureCNN, dtype=dtype), images(2)
     with th.no_grad(), constant_weights(lean):
+        # All but the first weight of each layer
         for parameter in averaged.parameters():
-            parameter.mul_(1.5)
+            parameter.view(-1)[1:].mul_(1.5)
         before = lean(batch)
         kept = copy.deepcopy(lean)
-        polyak_update(averaged.parameters(), lean.parameters(), 1.0)
-        th.testing.assert_close(lean(batch), averaged(batch), rtol=0, atol=0)
-        polyak_update(kept.parameters(), lean.parameters(), 1.0)
+        with constant_weights(lean):
+            polyak_update(averaged.parameters(), lean.parameters(), 1.0)
+            th.testing.assert_close(lean(batch), averaged(batch), rtol=0, atol=0)
+            polyak_update(kept.parameters(), lean.parameters(), 1.0)
         th.testing.assert_close(lean(batch), before, rtol=0, atol=0)
 
 
-def test_equal_features_extractor_classes_have_equal_hashes():
-    assert NatureCNN == LeanNatureCNN and LeanNatureCNN in {NatureCNN}
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parameters_that_a_callback_sets_within_a_rollout_are_those_of_its_next_step(dtype):
+    env = FakeImageEnv(action_dim=6, screen_height=84, screen_width=84, n_channels=4, channel_first=True)
+    kwargs = dict(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(dtype=dtype))
+    model, other = (QA2C("CnnPolicy", env, n_steps=4, policy_kwargs=kwargs, seed=seed, device="cpu") for seed in (0, 1))
+    used = []
 
-    class Other(LeanNatureCNN):
-        pass
+    def set_parameters(locals_, globals_):
+        with th.no_grad():
+            used.append(th.equal(model.policy.predict_q_values(images(2)), other.policy.predict_q_values(images(2))))
+        if len(used) == 2:
+            model.set_parameters(other.get_parameters())
+        return len(used) < 3
 
-    assert Other != NatureCNN and Other not in {NatureCNN, LeanNatureCNN}
+    model.learn(4, callback=set_parameters)
+    assert used == [False, False, True]
+
+
+def test_features_extractors_are_classes_of_their_own():
+    assert {NatureCNN: "plain", LeanNatureCNN: "lean", OwnCNN: "own"}[NatureCNN] == "plain"
+    assert LeanNatureCNN not in (NatureCNN, OwnCNN)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])

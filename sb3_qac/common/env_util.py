@@ -19,6 +19,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
+from sb3_qac.common.vec_env.ale_vec_env import game_arguments, spec_of
 from sb3_qac.common.wrappers import NewGameOnReset, layers
 
 # Wrappers that `make_atari_env` adds. AleVecEnv does their work itself
@@ -36,20 +37,26 @@ def make_ale_vec_env(
     *,
     monitor_dir: str | None = None,
     wrapper_kwargs: dict[str, Any] | None = None,
+    env_kwargs: dict[str, Any] | None = None,
     vec_env_kwargs: dict[str, Any] | None = None,
 ) -> AleVecEnv:
     """
     Make Atari environments that ale-py steps in C++ threads. Call it like SB3's ``make_atari_env``.
 
-    :param env_id: Atari environment without a frame skip of its own, ``"*NoFrameskip-v4"``
+    :param env_id: Atari environment without a frame skip of its own: ``"*NoFrameskip-v4"``, or ``"ALE/*-v5"`` with
+        ``env_kwargs=dict(frameskip=1)``
     :param n_envs: Number of environments
     :param seed: Seed of the first environment
     :param monitor_dir: Folder for the monitor files; None writes none
     :param wrapper_kwargs: Arguments of SB3's ``AtariWrapper``
+    :param env_kwargs: Arguments of the game (see ``AleVecEnv``), and ``render_mode``
     :param vec_env_kwargs: Further arguments of ``AleVecEnv``: ``num_threads``, ``fire_reset``, ``render_mode``
     :return: The environments. As with ``make_atari_env``, stack the frames with ``VecFrameStack(env, 4)``.
     """
-    return AleVecEnv(env_id, n_envs, seed, monitor_dir, **(wrapper_kwargs or {}), **(vec_env_kwargs or {}))
+    game, settings = dict(env_kwargs or {}), dict(vec_env_kwargs or {})
+    if "render_mode" in game:
+        settings.setdefault("render_mode", game.pop("render_mode"))
+    return AleVecEnv(env_id, n_envs, seed, monitor_dir, env_kwargs=game, **(wrapper_kwargs or {}), **settings)
 
 
 def to_ale_vec_env(env: VecEnv) -> VecEnv:
@@ -80,15 +87,25 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
         return env
     for each in env.envs:
         _check_replaceable(each)
-    settings, *others = ({"env_id": each.spec.id, **_atari_wrapper_settings(each)} for each in env.envs)  # type: ignore[union-attr]
+    settings, *others = (
+        {"env_id": each.spec.id, "env_kwargs": _env_kwargs(each), **_atari_wrapper_settings(each)}  # type: ignore[union-attr]
+        for each in env.envs
+    )
     for other in others:
         if other != settings:
             raise ValueError(f"The environments of an AleVecEnv are alike, but {settings} and {other} were given.")
-    seed, n_envs, monitor_dir = env._seeds[0], env.num_envs, _monitor_dir(env.envs[0])
+    # A reset has used the seed, but the game knows it
+    seed = env.envs[0].unwrapped._np_random_seed if env._seeds[0] is None else env._seeds[0]
+    n_envs, monitor_dir = env.num_envs, _monitor_dir(env.envs[0])
     env.close()
-    vec_env_kwargs = dict(fire_reset=settings.pop("fire_reset"), render_mode=None)
     return make_ale_vec_env(
-        settings.pop("env_id"), n_envs, seed, monitor_dir=monitor_dir, wrapper_kwargs=settings, vec_env_kwargs=vec_env_kwargs
+        settings.pop("env_id"),
+        n_envs,
+        seed,
+        monitor_dir=monitor_dir,
+        env_kwargs=settings.pop("env_kwargs"),
+        vec_env_kwargs=dict(fire_reset=settings.pop("fire_reset"), render_mode=None),
+        wrapper_kwargs=settings,
     )
 
 
@@ -98,14 +115,9 @@ def _check_replaceable(env: gym.Env) -> None:
     :raises ValueError: if it has arguments or further wrappers that an ``AleVecEnv`` would not have
     """
     assert env.spec is not None
-    own = gym.spec(env.spec.id).kwargs
-    lost = [
-        f"{name}={value!r}"
-        for name, value in env.spec.kwargs.items()
-        if name != "render_mode" and (name not in own or own[name] != value)
-    ]
+    game_arguments(spec_of(env.spec.id, _env_kwargs(env)))
     # A subclass may do something else
-    lost += [type(layer).__name__ for layer in layers(env) if type(layer) not in ATARI_WRAPPERS]
+    lost = [type(layer).__name__ for layer in layers(env) if type(layer) not in ATARI_WRAPPERS]
     screen: Any = unwrap_wrapper(env, WarpFrame)
     if screen.width != screen.height:
         lost.append(f"the shape {screen.width} x {screen.height} of the images, which would be square,")
@@ -115,6 +127,16 @@ def _check_replaceable(env: gym.Env) -> None:
             f"AleVecEnv would leave out {', '.join(lost)} of {env.spec.id}. "
             "Use SB3's environments, without `to_ale_vec_env`, or do without these."
         )
+
+
+def _env_kwargs(env: gym.Env) -> dict[str, Any]:
+    """
+    :param env: Environment from ``gym.make``, perhaps in wrappers
+    :return: The arguments that it was made with and that its ID alone does not give, without the render mode
+    """
+    assert env.spec is not None
+    own, given = gym.spec(env.spec.id).kwargs, env.spec.kwargs
+    return {name: given[name] for name in given if name != "render_mode" and (name not in own or own[name] != given[name])}
 
 
 def _atari_wrapper_settings(env: gym.Env) -> dict[str, Any]:

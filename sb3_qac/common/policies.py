@@ -1,7 +1,12 @@
+from typing import Any
+
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, BasePolicy
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+
+from sb3_qac.common.torch_layers import default_net_arch
 
 
 class PixelPolicy(BasePolicy):
@@ -33,5 +38,26 @@ class PixelActorCriticCnnPolicy(ActorCriticCnnPolicy, PixelPolicy):  # type: ign
     :param observation_space: Observation space, images
     :param action_space: Action space
     :param lr_schedule: Learning rate schedule (could be constant)
+    :param net_arch: The specification of the policy and value networks
+    :param features_extractor_class: Features extractor to use
     :param kwargs: Further arguments of ``stable_baselines3.common.policies.ActorCriticCnnPolicy``
     """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        *,
+        features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            net_arch=default_net_arch(net_arch, features_extractor_class),
+            features_extractor_class=features_extractor_class,
+            **kwargs,
+        )

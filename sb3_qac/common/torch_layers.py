@@ -13,24 +13,12 @@ from torch.nn import functional as F
 from sb3_qac.common.checks import check_choice, check_integer
 
 
-class _SameAsNatureCNN(type):
+class LeanNatureCNN(NatureCNN):
     """
-    Makes ``LeanNatureCNN`` compare equal to ``NatureCNN``. SB3 and sb3-contrib leave out the hidden layers behind the features
-    extractor if ``features_extractor_class == NatureCNN``. They must do the same for this class, which is the same network
-    computed faster. A subclass may be another network, so it is equal to itself only, as a subclass of ``NatureCNN`` is.
-    """
+    The Nature CNN, computed faster: the same layers, parameters and initial weights as SB3's ``NatureCNN``.
 
-    def __eq__(cls, other: object) -> bool:
-        return (cls is LeanNatureCNN and other is NatureCNN) or super().__eq__(other)
-
-    def __hash__(cls) -> int:
-        return hash(NatureCNN) if cls is LeanNatureCNN else super().__hash__()
-
-
-class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
-    """
-    The Nature CNN, computed faster: the same layers, parameters and initial weights as SB3's ``NatureCNN``, and the same
-    network behind it in every algorithm of SB3 and sb3-contrib.
+    SB3's own policies have no hidden layers behind ``NatureCNN``, but two behind any other class. So give them ``net_arch=[]``
+    with this one. The policies of this package have none behind it either, unless ``net_arch`` is given.
 
     The layers see pixels. The weights of the first layer are divided by 255 instead of the pixels, as there are far fewer of
     them. Images are kept channels last, which makes convolutions faster. A policy may pass the pixels as they are (see
@@ -73,7 +61,7 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
             )
         # Within ``constant_weights``: the prepared weights, once they are made
         self._keeps_weights = False
-        self._kept: tuple[tuple[list[tuple[int, int]], list[float]], list[th.Tensor]] | None = None
+        self._kept: tuple[list[tuple[int, int]], list[th.Tensor], list[th.Tensor]] | None = None
 
     @property
     def _layers(self) -> list[tuple[Any, Any]]:
@@ -109,15 +97,17 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
         """
         modules = [module for module in itertools.chain(*self._layers) if module is not None]
         parameters = [parameter for module in modules for parameter in (module.weight, module.bias)]
-        # Compiled code cannot see the addresses below
-        if th.compiler.is_compiling() or th.is_grad_enabled() or not self._keeps_weights:
+        # Compiled code cannot see the versions below
+        if th.compiler.is_compiling() or not self._keeps_weights:
             return self._convert(parameters)
-        # The parameters' addresses and version counters reveal most changes that break the promise, and the first values those
-        # through ``.data``, as of SB3's ``polyak_update``
-        addresses = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
-        versions = addresses, th.stack([parameter.flatten()[0] for parameter in parameters]).tolist()
+        if th.is_grad_enabled():
+            # Who computes gradients may train, and fused optimizers do not count their changes
+            self._keeps_weights, self._kept = False, None
+            return self._convert(parameters)
+        versions = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
         if self._kept is None or self._kept[0] != versions:
-            self._kept = versions, self._convert(parameters)
+            # The last item holds the memory of these weights, so that others cannot come to lie at the same addresses
+            self._kept = versions, self._convert(parameters), [parameter.detach() for parameter in parameters]
         return self._kept[1]
 
     def _convert(self, parameters: list[th.Tensor]) -> list[th.Tensor]:
@@ -132,20 +122,36 @@ class LeanNatureCNN(NatureCNN, metaclass=_SameAsNatureCNN):
 
     @contextmanager
     def constant_weights(self) -> Iterator[None]:
-        """Within it, the weights are prepared once. The caller promises that they do not change."""
-        outermost, self._keeps_weights = not self._keeps_weights, True
+        """Within it, the weights are prepared once (see the function of this name)."""
+        outermost, self._keeps_weights, self._kept = not self._keeps_weights, True, None
         try:
             yield
         finally:
+            self._kept = None
             if outermost:
-                self._keeps_weights, self._kept = False, None
+                self._keeps_weights = False
+
+
+def default_net_arch(net_arch: Any, features_extractor_class: Any) -> Any:
+    """
+    :param net_arch: ``net_arch`` of an actor-critic policy, or None
+    :param features_extractor_class: Features extractor of the policy
+    :return: ``net_arch`` for SB3's policy: where it is None, no hidden layers behind ``LeanNatureCNN``, as SB3 has none behind
+        ``NatureCNN``
+    """
+    return [] if net_arch is None and features_extractor_class is LeanNatureCNN else net_arch
 
 
 @contextmanager
 def constant_weights(policy: nn.Module) -> Iterator[None]:
     """
-    Within it, every ``LeanNatureCNN`` prepares its weights once instead of at each call. Use it only where the weights do not
-    change, as in a rollout of an on-policy algorithm.
+    Within it, every ``LeanNatureCNN`` prepares its weights once instead of at each call, as in the rollouts of QA2C and QPPO.
+    The caller promises that they do not change.
+
+    Changes that PyTorch counts are noticed nevertheless: by an optimizer after a pass with gradients, by ``load_state_dict``
+    or ``set_parameters``, and new tensors. Who writes to the ``.data`` of a parameter, as SB3's ``polyak_update`` does, must
+    say so. For instance, a callback that evaluates averaged weights within a rollout writes the averages, evaluates and writes
+    the weights back within ``with constant_weights(policy)``: at its start and end, the weights are read anew.
 
     :param policy: Policy, or any other module
     """

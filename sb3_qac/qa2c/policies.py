@@ -15,7 +15,7 @@ from torch.distributions import Categorical
 from sb3_qac.common.checks import check_action_space, check_choice
 from sb3_qac.common.losses import state_values
 from sb3_qac.common.policies import PixelPolicy
-from sb3_qac.common.torch_layers import DuelingHead
+from sb3_qac.common.torch_layers import DuelingHead, default_net_arch
 
 
 class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
@@ -82,7 +82,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
             observation_space,
             action_space,
             lr_schedule,
-            net_arch=net_arch,
+            net_arch=default_net_arch(net_arch, features_extractor_class),
             activation_fn=activation_fn,
             ortho_init=ortho_init,
             features_extractor_class=features_extractor_class,  # type: ignore[arg-type]

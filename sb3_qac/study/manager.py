@@ -188,6 +188,9 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
             f"`dtype` is {dtype!r}, but the hyperparameters have {given!r}. Give `--dtype {given}`, or remove theirs."
         )
     policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
+    if policy_kwargs.get("net_arch") is None:
+        # What SB3 chooses behind NatureCNN, and only there
+        policy_kwargs["net_arch"] = []
     hyperparams["policy_kwargs"] = policy_kwargs
     if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:
         # The same policy, without SB3's conversion of images to floats

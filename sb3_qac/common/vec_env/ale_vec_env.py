@@ -1,4 +1,7 @@
+import copy
+import dataclasses
 import inspect
+import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -34,7 +37,8 @@ class AleVecEnv(VecEnv):
 
     Code: the environments are ``ale_py.vector_env.AtariVectorEnv``
 
-    :param env_id: Atari environment of gymnasium without a frame skip of its own, ``"*NoFrameskip-v4"``
+    :param env_id: Atari environment of gymnasium without a frame skip of its own: ``"*NoFrameskip-v4"``, or ``"ALE/*-v5"``
+        with ``env_kwargs=dict(frameskip=1)``
     :param n_envs: Number of environments
     :param seed: Seed of the first environment; the others count up from it; random if None
     :param monitor_dir: Folder for the monitor files, one for each environment; None writes none
@@ -51,7 +55,10 @@ class AleVecEnv(VecEnv):
         environment has such a probability itself
     :param num_threads: Number of C++ threads, 0 for one per core that this process may use
     :param render_mode: "rgb_array" for ``render`` and videos: they show what the agent sees; or None
-    :raises ValueError: if the environment is not an Atari game, or skips frames itself, or a number is too small
+    :param env_kwargs: Arguments of the game, as for ``gym.make``: ``frameskip``, ``full_action_space``,
+        ``repeat_action_probability`` and ``max_num_frames_per_episode``
+    :raises ValueError: if the environment is not an Atari game, or skips frames itself, or is given an argument that ale-py's
+        C++ environments do not have, or a number is too small
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class AleVecEnv(VecEnv):
         action_repeat_probability: float = 0.0,
         num_threads: int = 0,
         render_mode: str | None = "rgb_array",
+        env_kwargs: dict[str, Any] | None = None,
     ) -> None:
         # Not at the top: the wheel of ale-py is not on every platform, and importing sb3_qac works without it
         from ale_py import Action
@@ -84,7 +92,7 @@ class AleVecEnv(VecEnv):
             check_integer("seed", seed, minimum=0, maximum=2**63 - n_envs)
         check_number("action_repeat_probability", action_repeat_probability, maximum=1)
         check_choice("render_mode", render_mode, (None, "rgb_array"))
-        self.spec = gym.spec(env_id)
+        self.spec = spec_of(env_id, env_kwargs or {})
         game = game_arguments(self.spec)
         if action_repeat_probability > 0 and game["repeat_action_probability"] > 0:
             raise ValueError(
@@ -127,8 +135,11 @@ class AleVecEnv(VecEnv):
             clip_reward=clip_reward,
             action_repeat_probability=action_repeat_probability,
             fire_reset=fire_reset,
+            env_kwargs=env_kwargs or {},
         )
         self._envs_arguments = dict(game=game["game"], num_envs=n_envs, **settings)
+        # Its threads do not exist in a forked process
+        self._process_id = os.getpid()
         self._envs = self._make_envs()
         has_fire = Action.FIRE in self._envs.ale.get_action_set()[FIRE : FIRE + 1]
         self._fires = fire_reset and has_fire
@@ -140,8 +151,8 @@ class AleVecEnv(VecEnv):
         self._actions = bytearray()
         self._first_steps = np.zeros(n_envs, dtype=np.int64)
         self._n_steps = 0
-        # Actions of the last step
-        self._sent = np.zeros(n_envs, dtype=np.int64)
+        # Actions of the last step, one byte each
+        self._sent = b""
         # Whether ale-py's environments have left the state that is kept here, as within a step, and after one that Ctrl-C has
         # interrupted
         self._has_left_state = False
@@ -149,6 +160,8 @@ class AleVecEnv(VecEnv):
 
         observation_space = spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
         super().__init__(n_envs, observation_space, self._envs.single_action_space)
+        # SB3 adds "human", in which its `render` shows the images of "rgb_array"
+        self.metadata = {"render_modes": [] if render_mode is None else [render_mode]}
 
         self._lives = np.zeros(n_envs, dtype=np.int32)
         # Whether the next action is FIRE
@@ -171,6 +184,19 @@ class AleVecEnv(VecEnv):
         check_vector_env(AtariVectorEnv, self._envs_arguments)
         return AtariVectorEnv(**self._envs_arguments)
 
+    def _check_usable(self) -> None:
+        """
+        :raises gym.error.ClosedEnvironmentError: after ``close``
+        :raises RuntimeError: in a forked process
+        """
+        if self._envs is None:
+            raise gym.error.ClosedEnvironmentError(f"The environments of {self.spec.id} are closed. Make new ones.")
+        if self._process_id != os.getpid():
+            raise RuntimeError(
+                f"The environments of {self.spec.id} were made in process {self._process_id}, and this is process "
+                f"{os.getpid()}, forked from it, which has none of their threads. Make environments in this process."
+            )
+
     def _discard_interrupted(self) -> None:
         """
         Forget what was interrupted, as by Ctrl-C. ale-py cannot do that: a reset may then return the step before it, or crash,
@@ -186,6 +212,7 @@ class AleVecEnv(VecEnv):
 
         :return: observations, shape (n_envs, 1, screen_size, screen_size)
         """
+        self._check_usable()
         self._discard_interrupted()
         given = zip(self._base_seeds.tolist(), self._n_seeds.tolist(), self._seeds, strict=True)
         seeds = [(base_seed, n + 1) if seed is None else (seed, 1) for base_seed, n, seed in given]
@@ -195,18 +222,21 @@ class AleVecEnv(VecEnv):
         lives, first_frames = info["lives"], self._frames_before_episode(info)
         first_steps, returns = np.zeros_like(self._first_steps), np.zeros_like(self._returns)
         actions, must_fire = bytearray(), np.full_like(self._must_fire, self._fires_in_first_step)
+        # The caller may write to what is returned
+        screen = obs.copy()
 
         # No calls in these lines, so that Ctrl-C comes before or after all of them
         self._base_seeds, self._n_seeds, self._first_steps = base_seeds, n_seeds, first_steps
         self._actions, self._n_steps, self._state_to_set = actions, 0, None
         self._lives, self._must_fire, self._returns, self._first_frames = lives, must_fire, returns, first_frames
-        self._screen, self._has_left_state = obs, False
+        self._screen, self._has_left_state = screen, False
 
         self._reset_seeds()
         self._reset_options()
         return obs
 
     def step_async(self, actions: np.ndarray) -> None:
+        self._check_usable()
         if self._screen is None:
             raise gym.error.ResetNeeded("Call `reset` before the first step.")
         if self._has_left_state:
@@ -222,13 +252,14 @@ class AleVecEnv(VecEnv):
         if actions.min() < 0 or actions.max() >= self.action_space.n:  # type: ignore[attr-defined]
             # ale-py's threads would never answer
             raise ValueError(f"Actions must be between 0 and {self.action_space.n - 1}, but {actions} was given.")  # type: ignore[attr-defined]
-        self._sent, self._has_left_state = actions, True
+        self._sent, self._has_left_state = actions.astype(np.uint8).tobytes(), True
         self._envs.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
+        self._check_usable()
         assert self._has_left_state, "`step_wait` comes after `step_async`"
         obs, raw_rewards, terminated, truncated, info = self._envs.recv()
-        sent, n_steps = self._sent.astype(np.uint8).tobytes(), self._n_steps + 1
+        sent, n_steps = self._sent, self._n_steps + 1
         game_over = terminated | truncated
         infos: list[dict[str, Any]] = [{"lives": lives, "TimeLimit.truncated": False} for lives in info["lives"].tolist()]
         returns, first_frames = self._returns + raw_rewards, self._first_frames
@@ -239,7 +270,7 @@ class AleVecEnv(VecEnv):
             # Like SB3's EpisodicLifeEnv: at 0 lives some games continue for a few frames before they end
             life_lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~game_over
             for i in np.flatnonzero(life_lost).tolist():
-                infos[i]["terminal_observation"] = obs[i]
+                infos[i]["terminal_observation"] = obs[i].copy()
         ended = np.flatnonzero(game_over).tolist()
         if ended:
             first_frames = self._frames_before_episode(info)
@@ -263,13 +294,15 @@ class AleVecEnv(VecEnv):
                 n_dropped = len(self._actions) + len(sent) - (n_steps - int(first_steps.min())) * self.num_envs
         lives = info["lives"]
         must_fire = life_lost & self._fires | game_over & self._fires_in_first_step
+        # The caller may write to what is returned
+        screen = obs.copy()
 
         # No calls in these lines, so that Ctrl-C comes before or after all of them
         self._actions += sent
         del self._actions[:n_dropped]
         self._n_steps, self._n_seeds, self._first_steps = n_steps, n_seeds, first_steps
         self._lives, self._must_fire, self._returns, self._first_frames = lives, must_fire, returns, first_frames
-        self._screen, self._has_left_state = obs, False
+        self._screen, self._has_left_state = screen, False
 
         for i in ended if self._results_writers else []:
             self._results_writers[i].write_row(infos[i]["episode"])
@@ -282,24 +315,21 @@ class AleVecEnv(VecEnv):
 
     def get_state(self) -> dict[str, Any]:
         """:return: state for ``set_state``, as plain data"""
-        if self._state_to_set is not None:
-            return {**self._state_to_set, "seeds": list(self._seeds)}
-        first_step = int(self._first_steps.min())
-        return {
-            # Seeds set by the user, which the next reset will use
-            "seeds": list(self._seeds),
-            "base_seeds": self._base_seeds.copy(),
-            "n_seeds": self._n_seeds.copy(),
+        state = self._state_to_set or {
+            "base_seeds": self._base_seeds,
+            "n_seeds": self._n_seeds,
             "actions": np.frombuffer(bytes(self._actions), dtype=np.uint8).reshape(-1, self.num_envs),
-            "first_steps": self._first_steps - first_step,
+            "first_steps": self._first_steps - self._first_steps.min(),
             "frames": self._screen,
             "lives": self._lives,
-            "life_lost": self._must_fire.copy(),
-            "returns": self._returns.copy(),
+            "life_lost": self._must_fire,
+            "returns": self._returns,
             "first_frames": self._first_frames,
             "start_time": self._start_time,
-            "arguments": dict(self._arguments),
+            "arguments": self._arguments,
         }
+        # Seeds set by the user, which the next reset will use
+        return copy.deepcopy({**state, "seeds": self._seeds})
 
     def set_state(self, state: dict[str, Any]) -> None:
         """
@@ -318,10 +348,10 @@ class AleVecEnv(VecEnv):
             raise ValueError(
                 f"{self.spec.id} was trained with other arguments: {', '.join(different)}. Give the earlier ones to resume it."
             )
-        self._state_to_set = state
+        self._state_to_set = state = copy.deepcopy(state)
         self._start_time = state["start_time"]
-        self._seeds = list(state["seeds"])
-        self._base_seeds, self._n_seeds = state["base_seeds"].copy(), state["n_seeds"].copy()
+        self._seeds = state["seeds"]
+        self._base_seeds, self._n_seeds = state["base_seeds"], state["n_seeds"]
         self._screen = state["frames"]
 
     def _replay(self, state: dict[str, Any]) -> None:
@@ -353,18 +383,25 @@ class AleVecEnv(VecEnv):
         self._state_to_set, self._has_left_state = None, False
 
     def close(self) -> None:
+        if self._process_id != os.getpid():
+            # The monitor files and the threads belong to the process that this one was forked from
+            return
         for results_writer in self._results_writers:
             results_writer.close()
         self._results_writers = []
-        self._envs.close()
+        # ale-py ends the threads and frees the emulators with the last reference, not in its `close`
+        self._envs = None
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """:return: what the agents see, as RGB images"""
-        if self.render_mode != "rgb_array" or self._screen is None:
-            warnings.warn(
-                "No images: make the environment with `render_mode='rgb_array'` and call `reset` first.", stacklevel=2
-            )
+        """
+        :return: what the agents see, as RGB images
+        :raises gym.error.ResetNeeded: before the first ``reset``
+        """
+        if self.render_mode != "rgb_array":
+            warnings.warn("No images: make the environments with `render_mode='rgb_array'`.", stacklevel=2)
             return [None] * self.num_envs
+        if self._screen is None:
+            raise gym.error.ResetNeeded("Call `reset` before the first image.")
         return [np.repeat(frame[0, :, :, None], 3, axis=2) for frame in self._screen]
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
@@ -406,12 +443,21 @@ def is_atari(spec: gym.envs.registration.EnvSpec) -> bool:
     return "AtariEnv" in str(spec.entry_point)
 
 
+def spec_of(env_id: str, env_kwargs: dict[str, Any]) -> gym.envs.registration.EnvSpec:
+    """
+    :param env_id: Environment of gymnasium
+    :param env_kwargs: Arguments of the environment
+    :return: gymnasium's specification of the environment with these arguments, as of an environment from ``gym.make``
+    """
+    spec = gym.spec(env_id)
+    return dataclasses.replace(spec, kwargs={**spec.kwargs, **env_kwargs})
+
+
 def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
     """
     :param spec: gymnasium's specification of the environment
     :return: Arguments of ale-py's ``AtariEnv``
-    :raises ValueError: if it is not an Atari game, skips frames itself, or is registered with arguments that C++ does not
-        support
+    :raises ValueError: if it is not an Atari game, skips frames itself, or has arguments that C++ does not support
     """
     if not is_atari(spec):
         raise ValueError(f"{spec.id} is not an Atari game ({spec.entry_point}). Use SB3's `make_vec_env`.")
@@ -420,11 +466,11 @@ def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
     unknown = [name for name in spec.kwargs if name not in (*defaults, "game", "frameskip")]
     unknown += [name for name in ("max_episode_steps", "additional_wrappers") if getattr(spec, name)]
     if unknown:
-        raise ValueError(f"AleVecEnv has no {', '.join(unknown)}, which {spec.id} sets. Use SB3's `make_atari_env`.")
+        raise ValueError(f"AleVecEnv has no {', '.join(unknown)}, which {spec.id} is given. Use SB3's `make_atari_env`.")
     if game.get("frameskip", 4) != 1:
         raise ValueError(
             f"{spec.id} skips {game.get('frameskip', 4)} frames itself, but the preprocessing has to see every frame. "
-            f"Use an environment named like 'PongNoFrameskip-v4'."
+            "Use an environment named like 'PongNoFrameskip-v4', or give `env_kwargs=dict(frameskip=1)`."
         )
     if (game["max_num_frames_per_episode"] or 0) <= 0:
         # No limit for `AtariEnv`, but each game would end at once in `AtariVectorEnv`
