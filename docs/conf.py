@@ -24,7 +24,7 @@ release = version = (ROOT / "sb3_qac" / "version.txt").read_text().strip()
 
 root_doc = "docs/index"
 include_patterns = ["docs/**", "results/**/*.md", "CHANGELOG.md"]
-exclude_patterns = ["docs/_build", ".*", "build", "dist", "logs", "studies", "wandb"]
+exclude_patterns = ["docs/_build", "docs/upstream", ".*", "build", "dist", "logs", "studies", "wandb"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 
 # Markdown: headings are anchors by GitHub's names, and $ marks mathematics

@@ -25,7 +25,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_qac import QA2C, QPPO
-from sb3_qac.common.buffers import DeviceRolloutBuffer
+from sb3_qac.common.buffers import AllActionRolloutBuffer, DeviceRolloutBuffer
 from sb3_qac.common.losses import kl_divergence
 from sb3_qac.qa2c.policies import ActorCriticQPolicy, MultiInputActorCriticQPolicy
 from sb3_qac.qppo import qppo
@@ -293,6 +293,16 @@ def test_rollout_buffer_of_the_users_is_used(tmp_path):
     assert QPPO.load(tmp_path / "model", device="cpu").rollout_buffer_class is ScaledRewards
     np.testing.assert_array_equal(parameters(make(1.0).learn(32)), parameters(make_model().learn(32)))
     assert make(3.0).learn(16).rollout_buffer.returns.mean() > 2 * make(1.0).learn(16).rollout_buffer.returns.mean()
+
+
+class OwnAllActions(AllActionRolloutBuffer):
+    """A user's class that derives from ours."""
+
+
+@pytest.mark.parametrize("buffer_class", [RolloutBuffer, AllActionRolloutBuffer, OwnAllActions])
+def test_buffer_that_has_all_actions_is_used_as_it_is(buffer_class):
+    used = AllActionRolloutBuffer if buffer_class is RolloutBuffer else buffer_class
+    assert type(make_model(rollout_buffer_class=buffer_class).learn(16).rollout_buffer) is used
 
 
 class OwnMinibatches(RolloutBuffer):

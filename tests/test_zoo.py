@@ -809,6 +809,46 @@ def test_samples_of_qppos_search_space_are_arguments_of_the_algorithm():
         QPPO("MlpPolicy", "CartPole-v1", **sampled)
 
 
+def as_sampled(preset, names):
+    """:return: the values under these names of a search space that stand for a preset's"""
+    found = {}
+    for name in names:
+        argument = re.sub(r"^one_minus_|_pow$|_schedule$", "", name)
+        if argument in preset:
+            kind, _, number = str(preset[argument]).rpartition("_")
+            if name.endswith("_schedule"):
+                found[name] = "linear" if kind == "lin" else "constant"
+            elif name.endswith("_pow"):
+                found[name] = int(np.log2(preset[argument]))
+            elif name.startswith("one_minus_"):
+                found[name] = 1 - preset[argument]
+            else:
+                found[name] = preset[argument] if kind != "lin" else float(number)
+    return found
+
+
+SEARCHED = [(algo, "default") for algo in zoo.ALGORITHMS]
+SEARCHED += [("qppo", entry) for entry in yaml.safe_load(zoo.presets("qppo").read_text())]
+
+
+@pytest.mark.filterwarnings("error:Fixed parameter")
+@pytest.mark.parametrize(("algo", "entry"), SEARCHED)
+def test_search_space_contains_the_preset(algo, entry):
+    preset = yaml.safe_load(zoo.presets(algo).read_text())[entry]
+    study, sample = optuna.create_study(), search_space.SAMPLERS[algo]
+    trial = study.ask()
+    sample(trial, n_actions=0, n_envs=8, additional_args={})
+    study.enqueue_trial(as_sampled(preset, trial.params))
+    sampled = sample(study.ask(), n_actions=0, n_envs=8, additional_args={})
+    tried = sampled.keys() & preset.keys()
+    assert {"learning_rate", "gamma"} & tried
+    for name in tried:
+        if isinstance(preset[name], str):
+            assert float(sampled[name].removeprefix("lin_")) == float(preset[name].removeprefix("lin_")), name
+        else:
+            assert sampled[name] == pytest.approx(preset[name]), name
+
+
 def test_search_of_qppo_leaves_out_what_the_sampled_estimator_does_not_use():
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     study.set_user_attr("policy_gradient", "sampled")

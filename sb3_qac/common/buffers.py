@@ -66,7 +66,9 @@ def with_all_actions(buffer_class: type[RolloutBuffer]) -> type[AllActionRollout
     """
     if not (isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer)):
         raise ValueError(f"`rollout_buffer_class` must be a subclass of SB3's `RolloutBuffer`, but {buffer_class} was given.")
-    if issubclass(AllActionRolloutBuffer, buffer_class):
+    if issubclass(buffer_class, AllActionRolloutBuffer):
+        return buffer_class
+    if buffer_class is RolloutBuffer:
         return AllActionRolloutBuffer
     return type(f"AllAction{buffer_class.__name__}", (AllActionRolloutBuffer, buffer_class), {})
 

@@ -312,8 +312,15 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     @classmethod
     def load(cls: type[SelfQA2C], path: Any, *args: Any, **kwargs: Any) -> SelfQA2C:
         """
-        See base class. SB3 refuses other ``policy_kwargs`` than those in the file, where the optimizer has been added. Those
-        that the constructor was given are taken too.
+        Load the model from a zip-file.
+
+        :param path: path to the file (or a file-like) where to load the agent from
+        :param args: further arguments of SB3's ``load``: ``env``, ``device``, ``custom_objects``, ``print_system_info`` and
+            ``force_reset``
+        :param kwargs: the same by name, and arguments to change the model when loading. ``policy_kwargs`` are those that the
+            constructor was given, or those in the file, to which the optimizer was added.
+        :return: new model instance with loaded parameters
+        :raises ValueError: if the agent was made with other ``policy_kwargs``
         """
         is_given = "policy_kwargs" in kwargs
         given = kwargs.pop("policy_kwargs", None) or {}

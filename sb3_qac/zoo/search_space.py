@@ -11,9 +11,20 @@ def _policy_gradient(trial: "optuna.Trial") -> str | None:
     return trial.study.user_attrs.get("policy_gradient")
 
 
+def _suggest_rate(trial: "optuna.Trial", name: str, low: float, high: float) -> None:
+    """
+    :param trial: Trial whose values are sampled
+    :param name: Name of an argument that may fall to 0
+    :param low: Smallest value to start from
+    :param high: Largest value to start from
+    """
+    trial.suggest_float(name, low, high, log=True)
+    trial.suggest_categorical(f"{name}_schedule", ["constant", "linear"])
+
+
 def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     """
-    Convert powers of two and discounts. RL Zoo's own ``convert_onpolicy_params`` wants a sampled ``net_arch`` too.
+    Convert powers of two, discounts and schedules. RL Zoo's own ``convert_onpolicy_params`` wants a sampled ``net_arch`` too.
 
     :param sampled_params: Values that one of ``SAMPLERS`` has sampled, as Optuna stores them
     :return: Arguments of the algorithm
@@ -24,8 +35,9 @@ def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
             hyperparams[name.removesuffix("_pow")] = 2**value
         elif name.startswith("one_minus_"):
             hyperparams[name.removeprefix("one_minus_")] = 1 - value
-        else:
-            hyperparams[name] = value
+        elif not name.endswith("_schedule"):
+            falls = sampled_params.get(f"{name}_schedule") == "linear"
+            hyperparams[name] = f"lin_{value}" if falls else value
     return hyperparams
 
 
@@ -56,7 +68,7 @@ def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     trial.suggest_int("n_steps_pow", 2, 6)
     trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True)
     trial.suggest_float("one_minus_gae_lambda", 0.001, 0.2, log=True)
-    trial.suggest_float("learning_rate", 1e-4, 5e-3, log=True)
+    _suggest_rate(trial, "learning_rate", 1e-4, 5e-3)
     trial.suggest_float("pg_coef", 0.05, 2, log=True)
     trial.suggest_float("vf_coef", 0.1, 1, log=True)
     trial.suggest_float("ent_coef", 1e-5, 0.1, log=True)
@@ -81,12 +93,12 @@ def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     """
     trial.suggest_int("n_steps_pow", 4, 8)
     trial.suggest_int("batch_size_pow", 5, 10)
-    trial.suggest_int("n_epochs", 1, 8)
+    trial.suggest_int("n_epochs", 1, 12)
     trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True)
     trial.suggest_float("one_minus_gae_lambda", 0.01, 0.4, log=True)
-    trial.suggest_float("learning_rate", 1e-4, 5e-3, log=True)
+    _suggest_rate(trial, "learning_rate", 1e-4, 5e-3)
     trial.suggest_float("kl_coef", 0.03, 3, log=True)
-    trial.suggest_float("ent_coef", 1e-4, 0.1, log=True)
+    _suggest_rate(trial, "ent_coef", 1e-4, 0.1)
     trial.suggest_float("vf_coef", 0.1, 1, log=True)
     trial.suggest_float("max_grad_norm", 0.3, 5, log=True)
     # They have no effect on the policy with the sampled estimator
