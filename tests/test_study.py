@@ -79,13 +79,30 @@ def test_the_grid_is_every_algorithm_with_every_seed(tmp_path):
     }
 
 
-def test_the_field_s_names_and_the_documents_names_are_the_same_runs(tmp_path):
+def test_a_run_has_the_name_that_it_is_asked_for_by(tmp_path):
     names = {"all-action": "task1", "all-action-baseline": "task2", "beta-loo": "beta1"}
-    new, old = (make_grid("pong", algos, [0, 100], tmp_path) for algos in (list(names), list(names.values())))
-    # Folders and runs of Weights & Biases have the documents' names, so that old ones are resumed
-    assert new == old and [run.group for run in new[::2]] == list(names.values())
-    assert [field_name(run.name) for run in new[::2]] == [f"{name}_seed-0" for name in names]
-    assert field_name("a2c_seed-0") == "a2c_seed-0"
+    new, old = (make_grid("pong", algos, [0], tmp_path) for algos in (list(names), list(names.values())))
+    for runs, groups in ((new, list(names)), (old, list(names.values()))):
+        assert [run.group for run in runs] == groups
+        assert [Path(run.folder).name for run in runs] == [run.name for run in runs] == [f"{group}_seed-0" for group in groups]
+    # Otherwise they are the same
+    assert [(run.algo, run.hyperparams) for run in new] == [(run.algo, run.hyperparams) for run in old]
+    assert [field_name(run.name) for run in old] == [run.name for run in new]
+    assert {Path(run.folder).name for run in make_grid("pong", STUDIES["pong"].algos, [0], tmp_path)} == {
+        "a2c_seed-0",
+        "all-action_seed-0",
+        "all-action-baseline_seed-0",
+    }
+
+
+@pytest.mark.parametrize(("first", "second"), [("task1", "all-action"), ("all-action", "task1")])
+def test_a_run_that_is_there_by_its_other_name_is_not_trained_again(first, second, tmp_path):
+    """A report would refuse to count it twice."""
+    path = Path(make_grid("cartpole", [first], [0], tmp_path)[0].folder, "run.json")
+    path.parent.mkdir()
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=rf"{first}_seed-0 is the run of {second} with this seed.* Give `--algos {first}`"):
+        run_study(make_grid("cartpole", [second], [0], tmp_path))
 
 
 def test_settings_are_those_of_the_comparison_where_there_are_some():
@@ -141,8 +158,9 @@ def test_a_long_table_shows_what_is_under_way(tmp_path):
         (("Pogn-v4", ["task1"], [0]), "Pogn.*Short names are pong"),
         (
             ("pong", ["task3"], [0]),
-            "no algorithm task3. There are .* all-action, all-action-baseline, beta-loo, .*a2c",
+            "no algorithm task3. Did you mean task1 or task2.* There are .* all-action, all-action-baseline, beta-loo, .*a2c",
         ),
+        (("pong", ["ac2"], [0]), "no algorithm ac2. Did you mean a2c or sac.* There are"),
         (("pong", ["task1"], [0], "missing.yml"), "no file missing.yml"),
         (
             ("classic", ["qppo", "qppo-layer-norm"], [0]),
@@ -203,8 +221,9 @@ def test_the_table_says_that_a_run_is_being_resumed_until_its_first_step(tmp_pat
 
 
 def test_what_is_given_twice_is_trained_once(tmp_path):
-    runs = make_grid("cartpole", ["task1", "a2c", "all-action", "a2c"], [1, 0, 1], tmp_path)
-    assert [run.name for run in runs] == ["task1_seed-1", "task1_seed-0", "a2c_seed-1", "a2c_seed-0"]
+    for first, second in (("task1", "all-action"), ("all-action", "task1")):
+        runs = make_grid("cartpole", [first, "a2c", second, "a2c"], [1, 0, 1], tmp_path)
+        assert [run.name for run in runs] == [f"{first}_seed-1", f"{first}_seed-0", "a2c_seed-1", "a2c_seed-0"]
 
 
 def test_a_file_is_no_folder_for_a_study(tmp_path):

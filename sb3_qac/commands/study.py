@@ -27,10 +27,9 @@ def add_parser(commands: Any) -> None:
         "--algos",
         nargs="+",
         metavar="ALGO",
-        help="all-action, all-action-baseline, beta-loo (or the course documents' names, which their folders have: task1, "
-        "task2, beta1), "
-        "qa2c (its preset as it is), qppo, qppo-sampled, pqn, algorithms of RL Zoo, rungs of the ladder, or rows of the "
-        "ablation; default: a2c all-action all-action-baseline",
+        help="all-action, all-action-baseline, beta-loo (or the course documents' names, which their folders then have: "
+        "task1, task2, beta1), qa2c (its preset as it is), qppo, qppo-sampled, pqn, algorithms of RL Zoo, rungs of the "
+        "ladder, or rows of the ablation; default: a2c all-action all-action-baseline",
     )
     study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm; default: 0 100")
     study.add_argument("--steps", type=int, help="environment steps of each run; default: as in the preset")

@@ -1,6 +1,7 @@
 """A grid of trainings: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
 
 import contextlib
+import difflib
 import inspect
 import io
 import itertools
@@ -28,7 +29,7 @@ from sb3_qac.common.checks import check_number, check_seed
 from sb3_qac.common.files import read_json
 from sb3_qac.common.minatar import MINATAR_GAMES, check_minatar
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
-from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
+from sb3_qac.study.catalogue import FIELD_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
 from sb3_qac.study.run import Run, check_same_run, name_of_env
@@ -74,15 +75,16 @@ def make_grid(
     register()
     import_packages(settings.get("gym_packages", []))
     env_ids = study_of(env).env_ids
-    # What is given twice, maybe by both of its names, is trained once
-    groups = list(dict.fromkeys(map(field_name, groups)))
+    # What is given twice, maybe by both of its names, is trained once, under the first
+    names: dict[str, str] = {}
+    for group in groups:
+        names.setdefault(field_name(group), group)
     for env_id in env_ids:
         _check_env(env_id)
-        _check_fit(env_id, groups, settings)
+        _check_fit(env_id, list(names), settings)
     seeds = list(dict.fromkeys(seeds))
-    unknown = [group for group in groups if group not in TASKS and group not in ALGOS]
-    if unknown:
-        raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *sorted(ALGOS)])}.")
+    for group in names:
+        _check_algorithm(group)
     if config is not None and not Path(config).is_file():
         raise ValueError(f"There is no file {config} with hyperparameters.")
     # A worker or a later diagnosis may have another working directory
@@ -97,10 +99,8 @@ def make_grid(
     for seed in seeds:
         check_seed("seeds", seed)
     runs = []
-    for env_id, group, seed in itertools.product(env_ids, groups, seeds):
-        algo, of_group = TASKS.get(group, (group, {}))
-        # Uses the document's name, so that an earlier run is found again
-        group = DOCUMENT_NAMES.get(group, group)
+    for env_id, (field, group), seed in itertools.product(env_ids, names.items(), seeds):
+        algo, of_group = TASKS.get(field, (field, {}))
         name = f"{group}_seed-{seed}"
         run_folder = folder / name if len(env_ids) == 1 else folder / name_of_env(env_id) / name
         entries = {**of_group, **(hyperparams or {})}
@@ -123,6 +123,14 @@ def _check_env(env_id: str) -> None:
         ) from None
 
 
+def _check_algorithm(group: str) -> None:
+    known = [*TASKS, *sorted(ALGOS)]
+    if group not in known:
+        similar = " or ".join(sorted(difflib.get_close_matches(group, [*known, *FIELD_NAMES])))
+        meant = f"Did you mean {similar}? " if similar else ""
+        raise ValueError(f"There is no algorithm {group}. {meant}There are {', '.join(known)}.")
+
+
 def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any]) -> None:
     atari = is_atari(gym.spec(env_id))
     if atari and settings.get("native", True):
@@ -143,6 +151,16 @@ def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any]) -> 
             raise ValueError(
                 f"{group} has a network for MinAtar, so its environment must be one of {', '.join(MINATAR_GAMES)}, but "
                 f"{env_id} was given."
+            )
+
+
+def _check_other_name(run: Run) -> None:
+    for group in (*FIELD_NAMES, *FIELD_NAMES.values()):
+        other = Path(run.folder).with_name(f"{group}_seed-{run.seed}")
+        if group != run.group and field_name(group) == field_name(run.group) and (other / "run.json").is_file():
+            raise ValueError(
+                f"{other} is the run of {run.group} with this seed, by its other name. Give `--algos {group}` to go on with "
+                "it, or another `--output`."
             )
 
 
@@ -293,6 +311,7 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
         # As of a round of a search that is finished: an empty table says nothing
         return {}
     for run in runs:
+        _check_other_name(run)
         check_same_run(run)
     check_hyperparams(runs)
     pending = [run for run in runs if not run.finished]
