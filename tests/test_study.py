@@ -263,6 +263,33 @@ def test_a_study_runs_each_once_and_keeps_what_it_did(tmp_path):
     assert content(tmp_path) == before
 
 
+def unfinished(run, monkeypatch):
+    """Train a run to its last step, and let it fail then."""
+    with monkeypatch.context() as patch:
+        patch.setattr(StudyManager, "save_trained_model", Mock(side_effect=OSError(28, "No space left on device")))
+        assert "No space left" in run_study([run])[run.folder]
+    assert not run.finished
+
+
+def test_a_finished_run_keeps_five_snapshots_and_no_checkpoint(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    unfinished(run, monkeypatch)
+    # Of those at the start, at two evaluations and at the end, the last two
+    steps = [path.name.split(".")[0] for path in checkpoints_in(Path(run.folder, "checkpoints"))]
+    assert steps == ["step-000000001600", "step-000000002000"]
+    assert run_study([run]) == {} and run.finished
+    assert not checkpoints_in(Path(run.folder, "checkpoints"))
+    snapshots = [path.name for path in sorted(Path(run.folder, "snapshots").iterdir())]
+    # Steps of eight environments
+    assert snapshots == [f"{step:010}.zip" for step in (0, 504, 1000, 1504, 2000)]
+
+
+def test_the_last_snapshot_of_a_run_that_stopped_at_its_return_is_that_of_its_end(tmp_path):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **{**SMALL, "n_timesteps": 20_000}, stop_return=5.0)
+    assert run_study([run]) == {} and run.reached
+    assert [path.name for path in sorted(Path(run.folder, "snapshots").iterdir())] == ["0000000000.zip", "0000000800.zip"]
+
+
 def test_a_folder_of_other_settings_is_refused(tmp_path):
     config = tmp_path / "mine.yml"
     config.write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 2000}")
@@ -471,19 +498,14 @@ def test_an_id_with_a_module_is_refused_with_the_option_for_it(tmp_path):
 
 def test_a_run_is_finished_once_its_model_is_saved(tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
-    with monkeypatch.context() as patch:
-        patch.setattr(StudyManager, "save_trained_model", Mock(side_effect=OSError(28, "No space left on device")))
-        assert "No space left" in run_study([run])[run.folder]
-    assert not run.finished
+    unfinished(run, monkeypatch)
     assert run_study([run]) == {} and run.finished
     assert Path(run.folder, "CartPole-v1.zip").is_file() and not Path(run.folder, "error.txt").exists()
 
 
 def test_a_run_that_failed_after_its_first_step_keeps_its_settings(tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
-    with monkeypatch.context() as patch:
-        patch.setattr(StudyManager, "save_trained_model", Mock(side_effect=OSError(28, "No space left on device")))
-        run_study([run])
+    unfinished(run, monkeypatch)
     before = Path(run.folder, "run.json").read_text()
     with pytest.raises(ValueError, match=r"There is a run with other settings .*`hyperparams` is {'gamma': 0.5}, and was {}"):
         run_study([replace(run, hyperparams={"gamma": 0.5})])
@@ -773,9 +795,7 @@ def test_an_unfinished_run_that_is_refused_keeps_its_record(tmp_path, monkeypatc
     path, entries = tmp_path / "mine.yml", dict(policy="MlpPolicy", n_steps=8, n_envs=1, n_timesteps=400)
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.1}}))
     (run,) = make_grid("CartPole-v1", ["qa2c"], [0], tmp_path, config=str(path), **{**SMALL, "n_timesteps": 0})
-    assert run_study([run]) == {}
-    status = Path(run.folder, "status.json")
-    status.write_text(json.dumps({**json.loads(status.read_text()), "finished": False}))
+    unfinished(run, monkeypatch)
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.5}}))
     monitor = Path(run.folder, "0.monitor.csv")
     before, rows = Path(run.folder, "run.json").read_bytes(), monitor.read_bytes()
