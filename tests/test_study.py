@@ -42,7 +42,7 @@ from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.curves import CurvesCallback
-from sb3_qac.common.files import make_folder, read_json
+from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in, load_checkpoint
@@ -50,10 +50,11 @@ from sb3_qac.study import workers
 from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback, StopOnReturn
 from sb3_qac.study.catalogue import BENCHMARKED, STUDIES, field_name
-from sb3_qac.study.grid import make_grid, run_study, status_table, summary, without_evaluation
+from sb3_qac.study.grid import make_grid, run_study, without_evaluation
 from sb3_qac.study.loading import load_run, read_config
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
 from sb3_qac.study.pack import command_of
+from sb3_qac.study.progress import status_table, summary
 from sb3_qac.study.run import Run, name_of_env, read_run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.study.train import commits_of, provenance, train_run
@@ -1203,6 +1204,59 @@ def test_a_log_file_gets_a_line_when_a_run_ends(tmp_path, capsys, monkeypatch):
     run_study(make_grid("CartPole-v1", ["a2c"], [0, 1, 2], tmp_path, n_timesteps=200))
     folder = tmp_path / "a2c_seed"
     assert seen == ["", f"{folder}-0: 200 steps in 0:01:01, no evaluation\n", ""]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_log_file_gets_a_line_of_each_run_that_is_under_way_again_and_again(as_json, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sb3_qac.study.progress.SECONDS", 0.01)
+    runs = make_grid("CartPole-v1", ["a2c"], [0, 1, 2], tmp_path, n_timesteps=200)
+    status = {"total": 200, "seconds": 10, "finished": False, "last_evaluation": None, "training_return": None}
+
+    def write(run, **values):
+        make_folder(Path(run.folder))
+        write_atomically(Path(run.folder, "status.json"), json.dumps({**status, **values}).encode())
+
+    # Stopped before, and not resumed yet
+    write(runs[2], steps=100, steps_per_second=2.0)
+
+    def train(run):
+        if run is runs[0]:
+            write(run, steps=50, steps_per_second=0.0)
+            time.sleep(0.3)
+            write(run, steps=120, steps_per_second=4.0, training_return=21.5, last_evaluation={"steps": 100, "mean_return": 9})
+            time.sleep(0.3)
+        write(run, steps=200, steps_per_second=4.0, finished=True)
+
+    monkeypatch.setattr("sb3_qac.study.grid.train_run", train)
+    run_study(runs, as_json=as_json)
+    lines = capsys.readouterr().err.splitlines()
+    if as_json:
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        assert len(found) > 5 and len(lines) == len(found)
+        assert {(Path(x["run"]).name, x["steps"], x["seconds_left"]) for x in found} == {
+            ("a2c_seed-0", 50, None),
+            # 80 steps, 4 in each second
+            ("a2c_seed-0", 120, 20),
+            *((f"a2c_seed-{seed}", 200, 0) for seed in range(3)),
+        }
+    else:
+        folder = runs[0].folder
+        begun = [line for line in lines if " of 200 steps" in line]
+        assert len(begun) > 5 and list(dict.fromkeys(begun)) == [
+            f"{folder}: 50 of 200 steps (25%), resuming",
+            f"{folder}: 120 of 200 steps (60%), return 21.50, 9.00 in the evaluation at 100, 4 steps/s, 0:00:20 left",
+        ]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_table_of_many_runs_that_have_ended_or_not_begun_has_no_heading(finished, tmp_path):
+    runs = make_grid("CartPole-v1", ["a2c"], range(30), tmp_path)
+    status = {"steps": 1, "total": 3, "steps_per_second": 1.0, "finished": True, "last_evaluation": None}
+    for run in runs if finished else ():
+        make_folder(Path(run.folder)).joinpath("status.json").write_text(json.dumps(status))
+    console = Console(width=80, file=io.StringIO())
+    console.print(status_table(runs, {}))
+    assert console.file.getvalue().split() == f"{30 * finished} of 30 finished".split()
 
 
 def test_help_names_the_studies(capsys):

@@ -12,26 +12,20 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import yaml
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checks import check_number, check_seed
-from sb3_qac.common.files import read_json
 from sb3_qac.common.minatar import MINATAR_GAMES, check_minatar
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import FIELD_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
+from sb3_qac.study.progress import progress, progress_line, status_of, summary
 from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.study.train import first_line, train_run
 from sb3_qac.study.workers import train_in_processes
@@ -46,9 +40,6 @@ COUNTS = {"n_timesteps", "n_envs"}
 OF_THE_STUDY = {"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 # How often a run is retried after its machine is lost, and how many seconds a run has to write its last checkpoint
 RAY_RETRIES, RAY_GRACE = 10, 60
-# With more runs than this, the table shows only active ones
-MAX_ROWS = 20
-BAR_WIDTH = 8
 
 
 def make_grid(
@@ -294,14 +285,15 @@ def reason_of_failure(folder: str, error: str) -> str:
     return f"{error} (see error.txt in that folder)" if file.is_file() and file.stat().st_size else error
 
 
-def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:
+def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None, as_json: bool = False) -> dict[str, str]:
     """
-    Train all runs that are not finished, with a live table. After Ctrl-C the same call resumes them.
+    Train all runs that are not finished, and show their progress. After Ctrl-C the same call resumes them.
 
     :param runs: Runs of the study
     :param jobs: Number of runs at once on this machine, each in its own process
     :param ray_address: Address of a Ray cluster to run them on instead, "auto" for the one of this machine. The folders of
         the runs must be the same on all of its machines.
+    :param as_json: Whether lines about the progress, which there are outside terminals, are JSON objects
     :return: what went wrong, by the folder of the run
     :raises ValueError: if a folder contains a run with other settings or hyperparameters, or a file with hyperparameters
         cannot be used, or a process of several was killed
@@ -316,22 +308,15 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
     check_hyperparams(runs)
     pending = [run for run in runs if not run.finished]
     failed: dict[str, str] = {}
-    console = Console(stderr=True)
-    try:
-        with Live(get_renderable=lambda: status_table(runs, failed), refresh_per_second=0.5, console=console):
-            for run, error in run_on_ray(pending, ray_address) if ray_address else run_here(pending, jobs):
-                if error is not None:
-                    failed[run.folder] = error
-                elif not run.finished:
-                    # RL Zoo catches Ctrl-C and does not pass it on
-                    raise KeyboardInterrupt
-                if not console.is_terminal and run.finished:
-                    # A log file has the table only once, at the end
-                    console.out(*summary([run]), highlight=False)
-    finally:
-        if not console.is_terminal:
-            # `Live` ends its last line in terminals only
-            console.line()
+    with progress(runs, failed, as_json) as console:
+        for run, error in run_on_ray(pending, ray_address) if ray_address else run_here(pending, jobs):
+            if error is not None:
+                failed[run.folder] = error
+            elif not run.finished:
+                # RL Zoo catches Ctrl-C and does not pass it on
+                raise KeyboardInterrupt
+            if not console.is_terminal and run.finished:
+                console.out(progress_line(run, status_of(run), True) if as_json else next(summary([run])), highlight=False)
     return failed
 
 
@@ -398,66 +383,3 @@ def check_ray_address(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
         raise ValueError(f"There is no Ray cluster at {address}: {error}. `ray start --head` starts one.") from None
-
-
-def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
-    """
-    :param runs: Runs of a study
-    :param failed: What went wrong, by the folder of the run
-    :return: table with the progress of each run; its returns are the mean of the last training episodes, and of an evaluation
-    """
-    statuses = {run.folder: read_json(Path(run.folder, "status.json")) for run in runs}
-    n_finished = sum(bool(status.get("finished")) for status in statuses.values())
-    several = len({run.env_id for run in runs}) > 1
-    caption = f"{n_finished} of {len(runs)} finished"
-    names = {run.folder: f"{run.env_id} {field_name(run.name)}" if several else field_name(run.name) for run in runs}
-    table = Table(caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("run", overflow="fold")
-    for heading in ("progress", "steps", "steps/s", "left", "return", "last evaluation"):
-        table.add_column(heading, no_wrap=heading != "last evaluation")
-    for run in runs:
-        status, name = statuses[run.folder], names[run.folder]
-        if len(runs) > MAX_ROWS and run.folder not in failed and (not status or status["finished"]):
-            continue
-        if not status:
-            table.add_row(name, "failed" if run.folder in failed else "waiting")
-            continue
-        steps, total, speed = status["steps"], status["total"], status["steps_per_second"]
-        ended = run.folder in failed or status["finished"]
-        state: ProgressBar | str = ProgressBar(total, steps, width=BAR_WIDTH)
-        if ended:
-            state = "failed" if run.folder in failed else "finished"
-        left = f"{timedelta(seconds=round(max(total - steps, 0) / speed))}" if speed and not ended else ""
-        if steps and not speed and not ended:
-            # Its environments may have to play their games again, which takes up to some minutes
-            left = "resuming"
-        training_return, evaluation = status.get("training_return"), status["last_evaluation"]
-        table.add_row(
-            name,
-            state,
-            f"{steps:,}",
-            f"{speed:,.0f}",
-            left,
-            "" if training_return is None else f"{training_return:.2f}",
-            "" if evaluation is None else f"{evaluation['mean_return']:.2f} at {evaluation['steps']:,}",
-        )
-    return table
-
-
-def summary(runs: Sequence[Run]) -> Iterator[str]:
-    """
-    :param runs: Runs of a study
-    :return: a line of text for each finished run: its steps, its time and its last evaluation
-    """
-    for run in runs:
-        status = read_json(Path(run.folder, "status.json"))
-        if not status.get("finished"):
-            continue
-        line = f"{run.folder}: {status['steps']:,} steps in {timedelta(seconds=round(status['seconds']))}"
-        if (evaluation := status["last_evaluation"]) is not None:
-            line += f", return {evaluation['mean_return']:.2f} in the evaluation at {evaluation['steps']:,}"
-        else:
-            line += ", no evaluation"
-        if run.stop_return is not None:
-            line += f": it {'reached' if run.reached else 'did not reach'} {run.stop_return:g}"
-        yield line
