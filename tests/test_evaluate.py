@@ -42,7 +42,7 @@ def test_the_mean_and_the_spread_are_those_of_the_episodes(run, capsys, monkeypa
     line = json.loads(capsys.readouterr().out)
     assert line == {
         "env": "Acrobot-v1",
-        "run": "task1_seed-0",
+        "run": "all-action_seed-0",
         "episodes": 3,
         "sampled": -490.0,
         "sampled_std": 10.0,
@@ -55,7 +55,8 @@ def test_the_mean_and_the_spread_are_those_of_the_episodes(run, capsys, monkeypa
     }
     assert main(["evaluate", run.folder, "--episodes", "3"]) == 0
     assert (
-        capsys.readouterr().out == "Acrobot-v1 task1_seed-0: sampled -490.00 (std 10.00), greedy -100.00 (std 0.00), n = 3\n"
+        capsys.readouterr().out
+        == "Acrobot-v1 all-action_seed-0: sampled -490.00 (std 10.00), greedy -100.00 (std 0.00), n = 3\n"
     )
 
 
@@ -122,7 +123,7 @@ def test_a_run_without_an_agent_is_refused(run, tmp_path):
         with pytest.raises(SystemExit, match=r"There is no final agent in .*unfinished"):
             main(command)
     with pytest.raises(
-        SystemExit, match=r"^export: There is no run of a study in .*It is a study; its runs are task1_seed-0\."
+        SystemExit, match=r"^export: There is no run of a study in .*It is a study; its runs are all-action_seed-0\."
     ):
         main(["export", str(Path(run.folder).parent), str(tmp_path)])
     with pytest.raises(SystemExit, match=r"^evaluate: There is no run of a study in .*run.json"):
@@ -137,7 +138,7 @@ def test_the_agents_after_one_that_cannot_be_played_are_evaluated(run, tmp_path,
 
 @pytest.mark.parametrize("command", ["diagnose", "evaluate", "video"])
 def test_an_agent_whose_environment_is_gone_is_named_as_such(command, run, tmp_path, capsys):
-    folder = tmp_path / "task1_seed-0"
+    folder = tmp_path / "all-action_seed-0"
     shutil.copytree(run.folder, folder)
     settings = {**json.loads((folder / "run.json").read_text()), "env_id": "Acrobat-v1"}
     (folder / "run.json").write_text(json.dumps(settings))
@@ -150,7 +151,7 @@ def test_an_agent_whose_environment_is_gone_is_named_as_such(command, run, tmp_p
 
 @pytest.mark.parametrize("command", ["evaluate", "video"])
 def test_an_agent_of_minatar_is_not_played_without_the_package(command, run, tmp_path, monkeypatch):
-    folder = tmp_path / "task1_seed-0"
+    folder = tmp_path / "all-action_seed-0"
     shutil.copytree(run.folder, folder)
     settings = {**json.loads((folder / "run.json").read_text()), "env_id": "MinAtar/Breakout-v1"}
     (folder / "run.json").write_text(json.dumps(settings))
@@ -181,11 +182,11 @@ def test_a_misspelt_folder_leads_to_the_run_with_the_most_similar_folder(tmp_pat
 @pytest.mark.parametrize("missing", ["vecnormalize.pkl", "config.yml"])
 def test_an_agent_without_its_settings_or_its_statistics_is_not_played(missing, run, tmp_path):
     """RL Zoo would begin new statistics, with which the agent plays badly."""
-    folder = tmp_path / "task1_seed-0"
+    folder = tmp_path / "all-action_seed-0"
     shutil.copytree(run.folder, folder)
     (folder / "Acrobot-v1" / missing).unlink()
     for command in (["evaluate", str(folder)], ["export", str(folder), str(tmp_path / "agent")]):
-        with pytest.raises(SystemExit, match=f"^{command[0]}: There is no Acrobot-v1/{missing} in .*task1_seed-0"):
+        with pytest.raises(SystemExit, match=f"^{command[0]}: There is no Acrobot-v1/{missing} in .*all-action_seed-0"):
             main(command)
     assert not (tmp_path / "agent").exists()
 
@@ -210,7 +211,7 @@ def test_an_agent_whose_policy_has_no_optimizer_of_its_own_is_exported(tmp_path)
 
 
 def test_a_large_seed_is_evaluated(run, tmp_path):
-    folder = tmp_path / "task1_seed-0"
+    folder = tmp_path / "all-action_seed-0"
     shutil.copytree(run.folder, folder)
     settings = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**settings, "seed": 2**32 - 1}))
@@ -243,7 +244,7 @@ def test_an_agent_whose_settings_contain_classes_and_tuples_is_played(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "policy: [", "- 1\n", "!!python/object/apply:collections.OrderedDict []"])
 def test_damaged_settings_of_an_agent_are_named(content, run, tmp_path):
-    folder = tmp_path / "task1_seed-0"
+    folder = tmp_path / "all-action_seed-0"
     shutil.copytree(run.folder, folder)
     (folder / "Acrobot-v1" / "config.yml").write_text(content)
     with pytest.raises(SystemExit, match=r"^evaluate: .*Acrobot-v1/config.yml is damaged: it (has no|cannot be)"):

@@ -42,7 +42,7 @@ BELOW = {
 # A module of study imports those on floors below its own
 STUDY_FLOORS = [
     {"branching", "catalogue", "pqn", "records", "references", "run"},
-    {"callbacks", "gradients", "snapshots", "statistics"},
+    {"callbacks", "gradients", "progress", "snapshots", "statistics"},
     {"analysis", "manager", "pack"},
     {"loading"},
     {"agents", "train"},

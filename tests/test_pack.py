@@ -149,20 +149,22 @@ def test_every_run_and_every_episode_has_a_row(packed):
     assert runs["state"].to_dict() == {
         "a2c_seed-0": "finished",
         "a2c_seed-1": "finished",
-        "task1_seed-0": "finished",
-        "task1_seed-1": "finished",
-        "task1_seed-2": "failed",
-        "stopped/task2_seed-0": "stopped",
-        "part/Acrobot-v1/task1_seed-0": "finished",
-        "part/Acrobot-v1/task1_seed-1": "finished",
+        "all-action_seed-0": "finished",
+        "all-action_seed-1": "finished",
+        "all-action_seed-2": "failed",
+        "stopped/all-action-baseline_seed-0": "stopped",
+        "part/Acrobot-v1/all-action_seed-0": "finished",
+        "part/Acrobot-v1/all-action_seed-1": "finished",
     }
     assert set(runs["study"]) == {"cartpole", "cartpole/part", "cartpole/stopped"}
-    assert runs.loc["task1_seed-0", "group"] == "all-action" and runs.loc["task1_seed-0", "seconds"] > 0
+    assert runs.loc["all-action_seed-0", "group"] == "all-action" and runs.loc["all-action_seed-0", "seconds"] > 0
     episodes = pd.read_csv(packed / "evaluations.csv.xz")
     # 5 evaluations of 3 episodes; one evaluation of the run that was stopped, and of each in the part
     assert episodes.groupby("run").size().to_dict() == {
-        **dict.fromkeys(("a2c_seed-0", "a2c_seed-1", "task1_seed-0", "task1_seed-1"), 15),
-        **dict.fromkeys(("stopped/task2_seed-0", "part/Acrobot-v1/task1_seed-0", "part/Acrobot-v1/task1_seed-1"), 3),
+        **dict.fromkeys(("a2c_seed-0", "a2c_seed-1", "all-action_seed-0", "all-action_seed-1"), 15),
+        **dict.fromkeys(
+            ("stopped/all-action-baseline_seed-0", "part/Acrobot-v1/all-action_seed-0", "part/Acrobot-v1/all-action_seed-1"), 3
+        ),
     }
     last = episodes[(episodes["run"] == "a2c_seed-0") & (episodes["steps"] == 2000)]
     assert runs.loc["a2c_seed-0", "last_evaluation"] == pytest.approx(last["return"].mean())
@@ -175,8 +177,12 @@ def test_settings_are_written_once_for_all_seeds(live, packed):
     settings = json.loads((packed / "settings.json").read_text())
     # The failed run has another gamma. Those of the part have another environment, and that alone is in `runs.csv`
     assert runs["settings"].nunique() == len(settings) < len(runs)
-    assert runs.loc["task1_seed-0", "settings"] == runs.loc["task1_seed-1", "settings"] != runs.loc["task1_seed-2", "settings"]
-    assert settings[runs.loc["task1_seed-2", "settings"]]["hyperparams"] == {"gamma": -1}
+    assert (
+        runs.loc["all-action_seed-0", "settings"]
+        == runs.loc["all-action_seed-1", "settings"]
+        != runs.loc["all-action_seed-2", "settings"]
+    )
+    assert settings[runs.loc["all-action_seed-2", "settings"]]["hyperparams"] == {"gamma": -1}
     original = json.loads((live / "a2c_seed-1" / "run.json").read_text())
     kept = settings[runs.loc["a2c_seed-1", "settings"]]
     assert {name: kept[name] for name in ("versions", "machine", "n_timesteps")} == {
@@ -271,7 +277,7 @@ def test_packed_runs_that_the_study_does_not_have_are_not_dropped(live, packed, 
     output, study = shutil.copytree(packed, tmp_path / "cartpole"), tmp_path / "study"
     shutil.copytree(live / "a2c_seed-0", study / "a2c_seed-0")
     n_others = len(pd.read_csv(packed / "runs.csv")) - 1
-    others = "a2c_seed-1, part/Acrobot-v1/task1_seed-0, part/Acrobot-v1/task1_seed-1, ..."
+    others = "a2c_seed-1, all-action_seed-0, all-action_seed-1, ..."
     message = f"{n_others} of the packed runs in .* would be lost, because .*: {others}. Give `--add` to keep them, or delete"
     with pytest.raises(SystemExit, match=f"^pack: {message}"):
         main(["pack", str(study), "--output", str(output)])
@@ -288,15 +294,15 @@ def test_packed_runs_that_the_study_does_not_have_are_not_dropped(live, packed, 
 def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_path):
     output = shutil.copytree(packed, tmp_path / "cartpole")
     before = {path.name: path.read_bytes() for path in output.iterdir()}
-    other = shutil.copytree(live / "part" / "Acrobot-v1" / "task1_seed-0", tmp_path / "Acrobot-v1" / "task1_seed-0")
+    other = shutil.copytree(live / "part" / "Acrobot-v1" / "all-action_seed-0", tmp_path / "Acrobot-v1" / "all-action_seed-0")
     for add in ["--add"], []:
-        with pytest.raises(SystemExit, match="task1_seed-0 is a run on Acrobot-v1, but that of this name"):
+        with pytest.raises(SystemExit, match="all-action_seed-0 is a run on Acrobot-v1, but that of this name"):
             main(["pack", str(other.parent), "--output", str(output), *add])
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     # In the folder of its environment it is another run. The same run in two places is refused
     shutil.move(other, tmp_path / "study" / "Acrobot-v1" / other.name)
     assert main(["pack", str(tmp_path / "study"), "--output", str(output), "--add"]) == 0
-    assert {"task1_seed-0", "Acrobot-v1/task1_seed-0"} <= set(pd.read_csv(output / "runs.csv")["run"])
+    assert {"all-action_seed-0", "Acrobot-v1/all-action_seed-0"} <= set(pd.read_csv(output / "runs.csv")["run"])
     shutil.move(tmp_path / "study" / "Acrobot-v1" / other.name, tmp_path / "moved" / "again_seed-0")
     with pytest.raises(SystemExit, match="are both the run of all-action on Acrobot-v1 with seed 0, and would count twice"):
         main(["pack", str(tmp_path / "moved"), "--output", str(output), "--add"])
@@ -507,7 +513,7 @@ def test_the_number_of_points_of_a_curve_can_be_chosen(live, tmp_path):
     added = pd.read_csv(tmp_path / "curves.csv.xz")
     assert added.groupby("run").size().max() == 2 and set(kept["run"]) <= set(added["run"])
     # Nor is the only copy of curves
-    (other / "Acrobot-v1" / "task1_seed-0" / "curves.csv").unlink()
+    (other / "Acrobot-v1" / "all-action_seed-0" / "curves.csv").unlink()
     assert main(["pack", str(other), "--output", str(tmp_path), "--points", "1", "--add"]) == 0
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "curves.csv.xz"), added)
     with pytest.raises(SystemExit, match="pack: `points` must be an integer, at least 1, but 0 was given"):
@@ -643,4 +649,4 @@ def test_diagnoses_are_plain_json(live, packed):
     with lzma.open(packed / "curves.csv.xz", "rt") as file:
         assert file.readline().startswith("run,step,")
     diagnosis = json.loads((packed / "diagnosis.json").read_text())
-    assert diagnosis == {"task1_seed-0": rounded(json.loads((live / "task1_seed-0" / "diagnosis.json").read_text()))}
+    assert diagnosis == {"all-action_seed-0": rounded(json.loads((live / "all-action_seed-0" / "diagnosis.json").read_text()))}

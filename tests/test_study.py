@@ -44,7 +44,7 @@ from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.curves import CurvesCallback
-from sb3_qac.common.files import make_folder, read_json
+from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in, load_checkpoint
@@ -52,10 +52,11 @@ from sb3_qac.study import workers
 from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback, StopOnReturn
 from sb3_qac.study.catalogue import BENCHMARKED, STUDIES, field_name
-from sb3_qac.study.grid import make_grid, run_study, status_table, summary, without_evaluation
+from sb3_qac.study.grid import make_grid, run_study, without_evaluation
 from sb3_qac.study.loading import load_run, load_study, read_config
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
 from sb3_qac.study.pack import command_of
+from sb3_qac.study.progress import status_table, summary
 from sb3_qac.study.report import warnings_of
 from sb3_qac.study.run import Run, name_of_env, read_run
 from sb3_qac.study.snapshots import SnapshotCallback
@@ -83,13 +84,30 @@ def test_the_grid_is_every_algorithm_with_every_seed(tmp_path):
     }
 
 
-def test_the_field_s_names_and_the_documents_names_are_the_same_runs(tmp_path):
+def test_a_run_has_the_name_that_it_is_asked_for_by(tmp_path):
     names = {"all-action": "task1", "all-action-baseline": "task2", "beta-loo": "beta1"}
-    new, old = (make_grid("pong", algos, [0, 100], tmp_path) for algos in (list(names), list(names.values())))
-    # Folders and runs of Weights & Biases have the documents' names, so that old ones are resumed
-    assert new == old and [run.group for run in new[::2]] == list(names.values())
-    assert [field_name(run.name) for run in new[::2]] == [f"{name}_seed-0" for name in names]
-    assert field_name("a2c_seed-0") == "a2c_seed-0"
+    new, old = (make_grid("pong", algos, [0], tmp_path) for algos in (list(names), list(names.values())))
+    for runs, groups in ((new, list(names)), (old, list(names.values()))):
+        assert [run.group for run in runs] == groups
+        assert [Path(run.folder).name for run in runs] == [run.name for run in runs] == [f"{group}_seed-0" for group in groups]
+    # Otherwise they are the same
+    assert [(run.algo, run.hyperparams) for run in new] == [(run.algo, run.hyperparams) for run in old]
+    assert [field_name(run.name) for run in old] == [run.name for run in new]
+    assert {Path(run.folder).name for run in make_grid("pong", STUDIES["pong"].algos, [0], tmp_path)} == {
+        "a2c_seed-0",
+        "all-action_seed-0",
+        "all-action-baseline_seed-0",
+    }
+
+
+@pytest.mark.parametrize(("first", "second"), [("task1", "all-action"), ("all-action", "task1")])
+def test_a_run_that_is_there_by_its_other_name_is_not_trained_again(first, second, tmp_path):
+    """A report would refuse to count it twice."""
+    path = Path(make_grid("cartpole", [first], [0], tmp_path)[0].folder, "run.json")
+    path.parent.mkdir()
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=rf"{first}_seed-0 is the run of {second} with this seed.* Give `--algos {first}`"):
+        run_study(make_grid("cartpole", [second], [0], tmp_path))
 
 
 def test_settings_are_those_of_the_comparison_where_there_are_some():
@@ -145,8 +163,9 @@ def test_a_long_table_shows_what_is_under_way(tmp_path):
         (("Pogn-v4", ["task1"], [0]), "Pogn.*Short names are pong"),
         (
             ("pong", ["task3"], [0]),
-            "no algorithm task3. There are .* all-action, all-action-baseline, beta-loo, .*a2c",
+            "no algorithm task3. Did you mean task1 or task2.* There are .* all-action, all-action-baseline, beta-loo, .*a2c",
         ),
+        (("pong", ["ac2"], [0]), "no algorithm ac2. Did you mean a2c or sac.* There are"),
         (("pong", ["task1"], [0], "missing.yml"), "no file missing.yml"),
         (
             ("classic", ["qppo", "qppo-layer-norm"], [0]),
@@ -207,8 +226,9 @@ def test_the_table_says_that_a_run_is_being_resumed_until_its_first_step(tmp_pat
 
 
 def test_what_is_given_twice_is_trained_once(tmp_path):
-    runs = make_grid("cartpole", ["task1", "a2c", "all-action", "a2c"], [1, 0, 1], tmp_path)
-    assert [run.name for run in runs] == ["task1_seed-1", "task1_seed-0", "a2c_seed-1", "a2c_seed-0"]
+    for first, second in (("task1", "all-action"), ("all-action", "task1")):
+        runs = make_grid("cartpole", [first, "a2c", second, "a2c"], [1, 0, 1], tmp_path)
+        assert [run.name for run in runs] == [f"{first}_seed-1", f"{first}_seed-0", "a2c_seed-1", "a2c_seed-0"]
 
 
 def test_a_file_is_no_folder_for_a_study(tmp_path):
@@ -246,6 +266,33 @@ def test_a_study_runs_each_once_and_keeps_what_it_did(tmp_path):
     before = content(tmp_path)
     assert run_study(runs) == {}
     assert content(tmp_path) == before
+
+
+def unfinished(run, monkeypatch):
+    """Train a run to its last step, and let it fail then."""
+    with monkeypatch.context() as patch:
+        patch.setattr(StudyManager, "save_trained_model", Mock(side_effect=OSError(28, "No space left on device")))
+        assert "No space left" in run_study([run])[run.folder]
+    assert not run.finished
+
+
+def test_a_finished_run_keeps_five_snapshots_and_no_checkpoint(tmp_path, monkeypatch):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
+    unfinished(run, monkeypatch)
+    # Of those at the start, at two evaluations and at the end, the last two
+    steps = [path.name.split(".")[0] for path in checkpoints_in(Path(run.folder, "checkpoints"))]
+    assert steps == ["step-000000001600", "step-000000002000"]
+    assert run_study([run]) == {} and run.finished
+    assert not checkpoints_in(Path(run.folder, "checkpoints"))
+    snapshots = [path.name for path in sorted(Path(run.folder, "snapshots").iterdir())]
+    # Steps of eight environments
+    assert snapshots == [f"{step:010}.zip" for step in (0, 504, 1000, 1504, 2000)]
+
+
+def test_the_last_snapshot_of_a_run_that_stopped_at_its_return_is_that_of_its_end(tmp_path):
+    (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **{**SMALL, "n_timesteps": 20_000}, stop_return=5.0)
+    assert run_study([run]) == {} and run.reached
+    assert [path.name for path in sorted(Path(run.folder, "snapshots").iterdir())] == ["0000000000.zip", "0000000800.zip"]
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):
@@ -456,19 +503,14 @@ def test_an_id_with_a_module_is_refused_with_the_option_for_it(tmp_path):
 
 def test_a_run_is_finished_once_its_model_is_saved(tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
-    with monkeypatch.context() as patch:
-        patch.setattr(StudyManager, "save_trained_model", Mock(side_effect=OSError(28, "No space left on device")))
-        assert "No space left" in run_study([run])[run.folder]
-    assert not run.finished
+    unfinished(run, monkeypatch)
     assert run_study([run]) == {} and run.finished
     assert Path(run.folder, "CartPole-v1.zip").is_file() and not Path(run.folder, "error.txt").exists()
 
 
 def test_a_run_that_failed_after_its_first_step_keeps_its_settings(tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
-    with monkeypatch.context() as patch:
-        patch.setattr(StudyManager, "save_trained_model", Mock(side_effect=OSError(28, "No space left on device")))
-        run_study([run])
+    unfinished(run, monkeypatch)
     before = Path(run.folder, "run.json").read_text()
     with pytest.raises(ValueError, match=r"There is a run with other settings .*`hyperparams` is {'gamma': 0.5}, and was {}"):
         run_study([replace(run, hyperparams={"gamma": 0.5})])
@@ -758,9 +800,7 @@ def test_an_unfinished_run_that_is_refused_keeps_its_record(tmp_path, monkeypatc
     path, entries = tmp_path / "mine.yml", dict(policy="MlpPolicy", n_steps=8, n_envs=1, n_timesteps=400)
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.1}}))
     (run,) = make_grid("CartPole-v1", ["qa2c"], [0], tmp_path, config=str(path), **{**SMALL, "n_timesteps": 0})
-    assert run_study([run]) == {}
-    status = Path(run.folder, "status.json")
-    status.write_text(json.dumps({**json.loads(status.read_text()), "finished": False}))
+    unfinished(run, monkeypatch)
     path.write_text(yaml.safe_dump({"CartPole-v1": {**entries, "ent_coef": 0.5}}))
     monitor = Path(run.folder, "0.monitor.csv")
     before, rows = Path(run.folder, "run.json").read_bytes(), monitor.read_bytes()
@@ -1190,6 +1230,59 @@ def test_a_log_file_gets_a_line_when_a_run_ends(tmp_path, capsys, monkeypatch):
     run_study(make_grid("CartPole-v1", ["a2c"], [0, 1, 2], tmp_path, n_timesteps=200))
     folder = tmp_path / "a2c_seed"
     assert seen == ["", f"{folder}-0: 200 steps in 0:01:01, no evaluation\n", ""]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_log_file_gets_a_line_of_each_run_that_is_under_way_again_and_again(as_json, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sb3_qac.study.progress.SECONDS", 0.01)
+    runs = make_grid("CartPole-v1", ["a2c"], [0, 1, 2], tmp_path, n_timesteps=200)
+    status = {"total": 200, "seconds": 10, "finished": False, "last_evaluation": None, "training_return": None}
+
+    def write(run, **values):
+        make_folder(Path(run.folder))
+        write_atomically(Path(run.folder, "status.json"), json.dumps({**status, **values}).encode())
+
+    # Stopped before, and not resumed yet
+    write(runs[2], steps=100, steps_per_second=2.0)
+
+    def train(run):
+        if run is runs[0]:
+            write(run, steps=50, steps_per_second=0.0)
+            time.sleep(0.3)
+            write(run, steps=120, steps_per_second=4.0, training_return=21.5, last_evaluation={"steps": 100, "mean_return": 9})
+            time.sleep(0.3)
+        write(run, steps=200, steps_per_second=4.0, finished=True)
+
+    monkeypatch.setattr("sb3_qac.study.grid.train_run", train)
+    run_study(runs, as_json=as_json)
+    lines = capsys.readouterr().err.splitlines()
+    if as_json:
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        assert len(found) > 5 and len(lines) == len(found)
+        assert {(Path(x["run"]).name, x["steps"], x["seconds_left"]) for x in found} == {
+            ("a2c_seed-0", 50, None),
+            # 80 steps, 4 in each second
+            ("a2c_seed-0", 120, 20),
+            *((f"a2c_seed-{seed}", 200, 0) for seed in range(3)),
+        }
+    else:
+        folder = runs[0].folder
+        begun = [line for line in lines if " of 200 steps" in line]
+        assert len(begun) > 5 and list(dict.fromkeys(begun)) == [
+            f"{folder}: 50 of 200 steps (25%), resuming",
+            f"{folder}: 120 of 200 steps (60%), return 21.50, 9.00 in the evaluation at 100, 4 steps/s, 0:00:20 left",
+        ]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_table_of_many_runs_that_have_ended_or_not_begun_has_no_heading(finished, tmp_path):
+    runs = make_grid("CartPole-v1", ["a2c"], range(30), tmp_path)
+    status = {"steps": 1, "total": 3, "steps_per_second": 1.0, "finished": True, "last_evaluation": None}
+    for run in runs if finished else ():
+        make_folder(Path(run.folder)).joinpath("status.json").write_text(json.dumps(status))
+    console = Console(width=80, file=io.StringIO())
+    console.print(status_table(runs, {}))
+    assert console.file.getvalue().split() == f"{30 * finished} of 30 finished".split()
 
 
 def test_help_names_the_studies(capsys):

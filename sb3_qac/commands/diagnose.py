@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
         "rollouts (variance, cosine to the all-action gradient, cost), and how well the critic distinguishes the actions. "
         "With --states, every action is also played on purpose. "
         "The result is written to diagnosis.json in the folder of each run, for the report.",
-        epilog="Example: python -m sb3_qac diagnose studies/pong/task1_seed-0 studies/pong/task1_seed-100",
+        epilog="Example: python -m sb3_qac diagnose studies/pong/all-action_seed-0 studies/pong/all-action_seed-100",
         formatter_class=HelpFormatter,
     )
     diagnose.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="folder of a run, with its snapshots")

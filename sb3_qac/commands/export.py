@@ -13,7 +13,7 @@ def add_parser(commands: Any) -> None:
         help="write the final agent of a run as a small file, for RL Zoo's enjoy and record_video",
         description="Writes OUTPUT/ALGO/ENV_1/ENV.zip, or with the next free number, without the state of the optimizer, "
         "and the files that RL Zoo needs. `enjoy` plays the one with the highest number.",
-        epilog="Example: python -m sb3_qac export studies/pong/task1_seed-0 agents, "
+        epilog="Example: python -m sb3_qac export studies/pong/all-action_seed-0 agents, "
         "then python -m rl_zoo3.enjoy --algo qa2c --env PongNoFrameskip-v4 -f agents",
     )
     export.add_argument("folder", type=Path, metavar="RUN", help="folder of a finished run of a study")

@@ -27,10 +27,9 @@ def add_parser(commands: Any) -> None:
         "--algos",
         nargs="+",
         metavar="ALGO",
-        help="all-action, all-action-baseline, beta-loo (or the course documents' names, which their folders have: task1, "
-        "task2, beta1), "
-        "qa2c (its preset as it is), qppo, qppo-sampled, pqn, algorithms of RL Zoo, rungs of the ladder, or rows of the "
-        "ablation; default: a2c all-action all-action-baseline",
+        help="all-action, all-action-baseline, beta-loo (or the course documents' names, which their folders then have: "
+        "task1, task2, beta1), qa2c (its preset as it is), qppo, qppo-sampled, pqn, algorithms of RL Zoo, rungs of the "
+        "ladder, or rows of the ablation; default: a2c all-action all-action-baseline",
     )
     study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm; default: 0 100")
     study.add_argument("--steps", type=int, help="environment steps of each run; default: as in the preset")
@@ -106,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     # Sets this process; the processes of `--jobs` do it when they start
     keep_freed_memory()
     try:
-        failed = run_study(runs, args.jobs, args.ray)
+        failed = run_study(runs, args.jobs, args.ray, args.json)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the same command {what_is_resumed(runs)}") from None
     except ImportError as error:
@@ -140,12 +139,12 @@ def print_results(runs: Sequence[Any], as_json: bool) -> None:
     :param runs: Runs of the study
     :param as_json: Whether to print the state of every run as JSON, instead of a line for each finished run
     """
-    from sb3_qac.common.files import read_json, to_json
-    from sb3_qac.study.grid import summary
+    from sb3_qac.common.files import to_json
+    from sb3_qac.study.progress import status_of, summary
 
     if as_json:
         # The training return is NaN before the first episode has ended
-        print(to_json({run.folder: read_json(Path(run.folder, "status.json")) for run in runs}))
+        print(to_json({run.folder: status_of(run) for run in runs}))
         return
     for line in summary(runs):
         print(line)

@@ -1,6 +1,7 @@
 """A grid of trainings: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
 
 import contextlib
+import difflib
 import inspect
 import io
 import itertools
@@ -11,26 +12,20 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import yaml
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checks import check_number, check_seed
-from sb3_qac.common.files import read_json
 from sb3_qac.common.minatar import MINATAR_GAMES, check_minatar
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
-from sb3_qac.study.catalogue import DOCUMENT_NAMES, STUDIES, TASKS, field_name, study_of
+from sb3_qac.study.catalogue import FIELD_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
+from sb3_qac.study.progress import progress, progress_line, status_of, summary
 from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.study.train import first_line, train_run
 from sb3_qac.study.workers import train_in_processes
@@ -45,9 +40,6 @@ COUNTS = {"n_timesteps", "n_envs"}
 OF_THE_STUDY = {"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 # How often a run is retried after its machine is lost, and how many seconds a run has to write its last checkpoint
 RAY_RETRIES, RAY_GRACE = 10, 60
-# With more runs than this, the table shows only active ones
-MAX_ROWS = 20
-BAR_WIDTH = 8
 
 
 def make_grid(
@@ -74,15 +66,16 @@ def make_grid(
     register()
     import_packages(settings.get("gym_packages", []))
     env_ids = study_of(env).env_ids
-    # What is given twice, maybe by both of its names, is trained once
-    groups = list(dict.fromkeys(map(field_name, groups)))
+    # What is given twice, maybe by both of its names, is trained once, under the first
+    names: dict[str, str] = {}
+    for group in groups:
+        names.setdefault(field_name(group), group)
     for env_id in env_ids:
         _check_env(env_id)
-        _check_fit(env_id, groups, settings)
+        _check_fit(env_id, list(names), settings)
     seeds = list(dict.fromkeys(seeds))
-    unknown = [group for group in groups if group not in TASKS and group not in ALGOS]
-    if unknown:
-        raise ValueError(f"There is no algorithm {', '.join(unknown)}. There are {', '.join([*TASKS, *sorted(ALGOS)])}.")
+    for group in names:
+        _check_algorithm(group)
     if config is not None and not Path(config).is_file():
         raise ValueError(f"There is no file {config} with hyperparameters.")
     # A worker or a later diagnosis may have another working directory
@@ -97,10 +90,8 @@ def make_grid(
     for seed in seeds:
         check_seed("seeds", seed)
     runs = []
-    for env_id, group, seed in itertools.product(env_ids, groups, seeds):
-        algo, of_group = TASKS.get(group, (group, {}))
-        # Uses the document's name, so that an earlier run is found again
-        group = DOCUMENT_NAMES.get(group, group)
+    for env_id, (field, group), seed in itertools.product(env_ids, names.items(), seeds):
+        algo, of_group = TASKS.get(field, (field, {}))
         name = f"{group}_seed-{seed}"
         run_folder = folder / name if len(env_ids) == 1 else folder / name_of_env(env_id) / name
         entries = {**of_group, **(hyperparams or {})}
@@ -123,6 +114,14 @@ def _check_env(env_id: str) -> None:
         ) from None
 
 
+def _check_algorithm(group: str) -> None:
+    known = [*TASKS, *sorted(ALGOS)]
+    if group not in known:
+        similar = " or ".join(sorted(difflib.get_close_matches(group, [*known, *FIELD_NAMES])))
+        meant = f"Did you mean {similar}? " if similar else ""
+        raise ValueError(f"There is no algorithm {group}. {meant}There are {', '.join(known)}.")
+
+
 def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any]) -> None:
     atari = is_atari(gym.spec(env_id))
     if atari and settings.get("native", True):
@@ -143,6 +142,16 @@ def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any]) -> 
             raise ValueError(
                 f"{group} has a network for MinAtar, so its environment must be one of {', '.join(MINATAR_GAMES)}, but "
                 f"{env_id} was given."
+            )
+
+
+def _check_other_name(run: Run) -> None:
+    for group in (*FIELD_NAMES, *FIELD_NAMES.values()):
+        other = Path(run.folder).with_name(f"{group}_seed-{run.seed}")
+        if group != run.group and field_name(group) == field_name(run.group) and (other / "run.json").is_file():
+            raise ValueError(
+                f"{other} is the run of {run.group} with this seed, by its other name. Give `--algos {group}` to go on with "
+                "it, or another `--output`."
             )
 
 
@@ -276,14 +285,15 @@ def reason_of_failure(folder: str, error: str) -> str:
     return f"{error} (see error.txt in that folder)" if file.is_file() and file.stat().st_size else error
 
 
-def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None) -> dict[str, str]:
+def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None, as_json: bool = False) -> dict[str, str]:
     """
-    Train all runs that are not finished, with a live table. After Ctrl-C the same call resumes them.
+    Train all runs that are not finished, and show their progress. After Ctrl-C the same call resumes them.
 
     :param runs: Runs of the study
     :param jobs: Number of runs at once on this machine, each in its own process
     :param ray_address: Address of a Ray cluster to run them on instead, "auto" for the one of this machine. The folders of
         the runs must be the same on all of its machines.
+    :param as_json: Whether lines about the progress, which there are outside terminals, are JSON objects
     :return: what went wrong, by the folder of the run
     :raises ValueError: if a folder contains a run with other settings or hyperparameters, or a file with hyperparameters
         cannot be used, or a process of several was killed
@@ -293,26 +303,20 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
         # As of a round of a search that is finished: an empty table says nothing
         return {}
     for run in runs:
+        _check_other_name(run)
         check_same_run(run)
     check_hyperparams(runs)
     pending = [run for run in runs if not run.finished]
     failed: dict[str, str] = {}
-    console = Console(stderr=True)
-    try:
-        with Live(get_renderable=lambda: status_table(runs, failed), refresh_per_second=0.5, console=console):
-            for run, error in run_on_ray(pending, ray_address) if ray_address else run_here(pending, jobs):
-                if error is not None:
-                    failed[run.folder] = error
-                elif not run.finished:
-                    # RL Zoo catches Ctrl-C and does not pass it on
-                    raise KeyboardInterrupt
-                if not console.is_terminal and run.finished:
-                    # A log file has the table only once, at the end
-                    console.out(*summary([run]), highlight=False)
-    finally:
-        if not console.is_terminal:
-            # `Live` ends its last line in terminals only
-            console.line()
+    with progress(runs, failed, as_json) as console:
+        for run, error in run_on_ray(pending, ray_address) if ray_address else run_here(pending, jobs):
+            if error is not None:
+                failed[run.folder] = error
+            elif not run.finished:
+                # RL Zoo catches Ctrl-C and does not pass it on
+                raise KeyboardInterrupt
+            if not console.is_terminal and run.finished:
+                console.out(progress_line(run, status_of(run), True) if as_json else next(summary([run])), highlight=False)
     return failed
 
 
@@ -379,66 +383,3 @@ def check_ray_address(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
         raise ValueError(f"There is no Ray cluster at {address}: {error}. `ray start --head` starts one.") from None
-
-
-def status_table(runs: Sequence[Run], failed: dict[str, str]) -> Table:
-    """
-    :param runs: Runs of a study
-    :param failed: What went wrong, by the folder of the run
-    :return: table with the progress of each run; its returns are the mean of the last training episodes, and of an evaluation
-    """
-    statuses = {run.folder: read_json(Path(run.folder, "status.json")) for run in runs}
-    n_finished = sum(bool(status.get("finished")) for status in statuses.values())
-    several = len({run.env_id for run in runs}) > 1
-    caption = f"{n_finished} of {len(runs)} finished"
-    names = {run.folder: f"{run.env_id} {field_name(run.name)}" if several else field_name(run.name) for run in runs}
-    table = Table(caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("run", overflow="fold")
-    for heading in ("progress", "steps", "steps/s", "left", "return", "last evaluation"):
-        table.add_column(heading, no_wrap=heading != "last evaluation")
-    for run in runs:
-        status, name = statuses[run.folder], names[run.folder]
-        if len(runs) > MAX_ROWS and run.folder not in failed and (not status or status["finished"]):
-            continue
-        if not status:
-            table.add_row(name, "failed" if run.folder in failed else "waiting")
-            continue
-        steps, total, speed = status["steps"], status["total"], status["steps_per_second"]
-        ended = run.folder in failed or status["finished"]
-        state: ProgressBar | str = ProgressBar(total, steps, width=BAR_WIDTH)
-        if ended:
-            state = "failed" if run.folder in failed else "finished"
-        left = f"{timedelta(seconds=round(max(total - steps, 0) / speed))}" if speed and not ended else ""
-        if steps and not speed and not ended:
-            # Its environments may have to play their games again, which takes up to some minutes
-            left = "resuming"
-        training_return, evaluation = status.get("training_return"), status["last_evaluation"]
-        table.add_row(
-            name,
-            state,
-            f"{steps:,}",
-            f"{speed:,.0f}",
-            left,
-            "" if training_return is None else f"{training_return:.2f}",
-            "" if evaluation is None else f"{evaluation['mean_return']:.2f} at {evaluation['steps']:,}",
-        )
-    return table
-
-
-def summary(runs: Sequence[Run]) -> Iterator[str]:
-    """
-    :param runs: Runs of a study
-    :return: a line of text for each finished run: its steps, its time and its last evaluation
-    """
-    for run in runs:
-        status = read_json(Path(run.folder, "status.json"))
-        if not status.get("finished"):
-            continue
-        line = f"{run.folder}: {status['steps']:,} steps in {timedelta(seconds=round(status['seconds']))}"
-        if (evaluation := status["last_evaluation"]) is not None:
-            line += f", return {evaluation['mean_return']:.2f} in the evaluation at {evaluation['steps']:,}"
-        else:
-            line += ", no evaluation"
-        if run.stop_return is not None:
-            line += f": it {'reached' if run.reached else 'did not reach'} {run.stop_return:g}"
-        yield line

@@ -34,6 +34,7 @@ from sb3_qac.common.policies import PixelActorCriticCnnPolicy
 from sb3_qac.common.torch_layers import LeanNatureCNN
 from sb3_qac.common.wrappers import EpisodeReplay, NewGameOnReset
 from sb3_qac.resume import ExactCheckpointCallback
+from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.resume.state import StateError, get_state
 from sb3_qac.study.callbacks import ConstantWeightsCallback, EvaluateFromReturn, StatusCallback, StopOnReturn
 from sb3_qac.study.pqn import PQN
@@ -134,18 +135,33 @@ class StudyManager(ExperimentManager):
             self.callbacks.insert(self.callbacks.index(evaluation), EvaluateFromReturn(evaluation, self.run.eval_from))
         # The hyperparameters may have one for RL Zoo, with settings of its own
         given = [callback for callback in self.callbacks if isinstance(callback, ExactCheckpointCallback)]
+        self.keeps_checkpoints = bool(given)
         self.callbacks = [callback for callback in self.callbacks if callback not in given]
         if self.is_resumable:
-            checkpoints = given[0] if given else ExactCheckpointCallback(verbose=0)
+            checkpoints = given[0] if given else ExactCheckpointCallback(keep=2, verbose=0)
             checkpoints.folder = Path(self.run.folder, "checkpoints")
             checkpoints.new_episodes = checkpoints.new_episodes or self.run.new_episodes
             self.callbacks.insert(0, checkpoints)
             self.callbacks.append(CurvesCallback())
-            self.callbacks.append(SnapshotCallback(Path(self.run.folder, "snapshots")))
+            self.snapshots = SnapshotCallback(Path(self.run.folder, "snapshots"))
+            self.callbacks.append(self.snapshots)
         if issubclass(ALGOS[self.run.algo], OnPolicyAlgorithm):
             self.callbacks.append(ConstantWeightsCallback())
         self.status = StatusCallback(Path(self.run.folder, "status.json"), evaluation)
         self.callbacks.append(self.status)
+
+    def finish(self, model: BaseAlgorithm) -> None:
+        """
+        :param model: Model whose training has ended: it is saved, and what only a resume needs is deleted
+        """
+        self.save_trained_model(model)
+        if self.is_resumable and model.num_timesteps < model._total_timesteps:
+            # It stopped at its return, between two snapshots
+            self.snapshots.save()
+        self.status.finish()
+        if not self.keeps_checkpoints:
+            for checkpoint in checkpoints_in(Path(self.run.folder, "checkpoints")):
+                checkpoint.unlink()
 
 
 def import_packages(names: Sequence[str]) -> None:

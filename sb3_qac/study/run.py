@@ -17,8 +17,8 @@ class Run:
     """
     Settings of one training of a study.
 
-    :param name: Its name, such as "task2_seed-100"
-    :param group: Algorithm and variant, such as "task2" (the documents' name of all-action-baseline)
+    :param name: Its name, such as "all-action-baseline_seed-100"
+    :param group: Algorithm and variant, such as "all-action-baseline", or "task2", its name in the course documents
     :param algo: Algorithm, by its name in RL Zoo
     :param env_id: Environment
     :param seed: Seed

@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 class SnapshotCallback(BaseCallback):
     """
-    Saves the model at the start and at every tenth of the training, without the state that only training needs. If its
+    Saves the model at the start and at every quarter of the training, without the state that only training needs. If its
     environments are normalised, their statistics are saved too.
 
     :param folder: Folder for SB3's files, such as "0003000000.zip", and "0003000000.pkl" of ``VecNormalize``
@@ -28,7 +28,7 @@ class SnapshotCallback(BaseCallback):
             self.save()
 
     def _on_step(self) -> bool:
-        every = max(self.model._total_timesteps // 10, 1)
+        every = max(self.model._total_timesteps // 4, 1)
         steps = self.model.num_timesteps
         if steps // every > (steps - self.training_env.num_envs) // every:
             self.save()

@@ -117,8 +117,7 @@ def _train(run: Run) -> None:
                 manager.status.update()
             # RL Zoo catches Ctrl-C
             if manager.status.ended:
-                manager.save_trained_model(result[0])
-                manager.status.finish()
+                manager.finish(result[0])
         finally:
             for env in manager.envs:
                 env.close()
