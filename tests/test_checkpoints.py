@@ -1,12 +1,19 @@
 """Checkpoint files: what goes in comes out, and nothing but a whole one of ours is read."""
 
+import datetime
 import enum
 import json
 import os
 import pickle
 import random
+import re
 import signal
-from collections import deque
+import sys
+import types
+from collections import deque, namedtuple
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +22,7 @@ from safetensors.torch import load, save
 
 from sb3_qac.resume import checkpoints
 from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint
-from sb3_qac.resume.state import ObjectState
+from sb3_qac.resume.state import ObjectState, find_class, is_plain
 
 
 def same(one, other):
@@ -325,6 +332,94 @@ def test_an_enum_that_is_not_imported_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.delattr(Games, "Phase")
     with pytest.raises(CheckpointError, match=r"has a member of the enum .*Games\.Phase: import the module that defines it"):
         newest_checkpoint(tmp_path)
+
+
+class Trade(NamedTuple):
+    day: datetime.date
+    prices: np.ndarray
+    tags: list
+
+
+Position = namedtuple("Position", "x y")
+SUMMER = datetime.timezone(datetime.timedelta(hours=2), "CEST")
+VALUES = [
+    *(complex(1, -0.0), range(1, 9, 2), slice(None, -1), slice((1, 2.5)), Decimal("-1.50"), Decimal("sNaN7"), Fraction(-1, 3)),
+    *(re.compile("a+", re.IGNORECASE), re.compile(b"\xff"), datetime.timedelta(-1, 2, 3), SUMMER, datetime.timezone.utc),
+    *(datetime.date(2024, 2, 29), datetime.time(1, 2, 3, 4, SUMMER, fold=1)),
+    *(datetime.datetime(2024, 10, 27, 2, 30, 0, 5, fold=1), datetime.datetime.max.replace(tzinfo=datetime.timezone.utc)),
+    *(np.datetime64("2024-02-29T12:00"), np.timedelta64(3, "D"), Position(1, Position(2.5, None))),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_that_never_change_are_kept(value, tmp_path):
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, {"value": value, "in": [(value,)]})).state
+    # Not all are equal to themselves, and some are equal without being the same
+    assert repr(loaded) == repr({"value": value, "in": [(value,)]}) and type(loaded["value"]) is type(value)
+
+
+def test_values_are_keys_and_hold_what_may_change(tmp_path):
+    tags = ["a"]
+    trade = Trade(datetime.date(2024, 2, 29), np.arange(3.0), tags)
+    state = {"trades": [trade], "by day": {trade.day: 1, Position(0, 1): 2}, "days": {trade.day}, "tags": tags}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, state)).state
+    assert same(loaded, state) and loaded["trades"][0].tags is loaded["tags"]
+
+
+CANDLE = np.dtype([("price", "<f4"), ("size", ">i2", (2,)), ("kind", [("buy", "?"), ("name", "U3")])], align=True)
+
+
+def test_structured_arrays_are_kept_with_their_views(tmp_path):
+    candles = np.zeros(4, CANDLE)
+    candles["price"], candles["kind"]["name"] = np.arange(4), "abc"
+    state = {"alone": candles.copy(), "empty": candles[:0].copy(), "candles": candles, "prices": candles["price"]}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, state)).state
+    assert same(loaded, state)
+    loaded["prices"][1] = 7
+    assert loaded["candles"]["price"].tolist() == [0, 7, 2, 3]
+
+
+def test_a_value_of_a_class_that_cannot_be_found_is_no_plain_data(tmp_path):
+    class Local(NamedTuple):
+        x: int
+
+    class Further(Position):
+        """Its objects have attributes."""
+
+    further = Further(1, 2)
+    further.z = 3
+    overlapping = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]})
+    for value in (Local(1), further, np.zeros(2, overlapping), np.zeros(2, CANDLE)[0]):
+        assert not is_plain(value)
+
+
+def test_only_named_tuples_and_known_values_are_made(tmp_path, monkeypatch):
+    """As in a file that someone wrote by hand, or after a change of the class."""
+    tensors = load(save_checkpoint(tmp_path, 1, {"value": Position(1, 2)}).read_bytes())
+    tree = json.loads(tensors.pop(checkpoints.TREE).numpy().tobytes())
+    assert tree["value"] == {"!": "value", "kind": f"{__name__}.Position", "items": [1, 2]}
+    for kind in ("subprocess.Popen", "os.system", "builtins.tuple", f"{__name__}.Missing", f"{__name__}.Trade"):
+        tree["value"]["kind"] = kind
+        with pytest.raises(CheckpointError, match=f"There is no named tuple {kind} with 2 fields: import the module"):
+            load_checkpoint(renamed(tmp_path, written(tensors, tree)))
+    for kind, items in (("re.Pattern", ["(", 0]), ("decimal.Decimal", ["x"]), ("datetime.date", [2024, 2, 30])):
+        tree["value"].update(kind=kind, items=items)
+        with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
+            load_checkpoint(renamed(tmp_path, written(tensors, tree)))
+
+
+def test_the_class_of_a_value_is_found_without_running_code(tmp_path, monkeypatch):
+    asked = []
+    module = types.ModuleType("lazy_module")
+    module.__getattr__ = asked.append
+    monkeypatch.setitem(sys.modules, "lazy_module", module)
+    assert find_class("lazy_module.Position") is None and not asked
+
+
+def written(tensors, tree):
+    """:return: the bytes of a checkpoint with this tree and these further tensors"""
+    tree = th.frombuffer(bytearray(json.dumps(tree).encode()), dtype=th.uint8)
+    return save({**tensors, checkpoints.TREE: tree}, {"format": checkpoints.FORMAT, "version": str(checkpoints.VERSION)})
 
 
 def renamed(folder, data):

@@ -18,7 +18,9 @@ import uuid
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -1333,6 +1335,31 @@ def straight_and_resumed(kind, folder, order):
     with pytest.raises(Interrupted):
         learn("resumed", stop=450)
     return learn("straight"), learn("resumed")
+
+
+class Trade(NamedTuple):
+    step: int
+    price: Fraction
+
+
+class KeepsTrades(BaseCallback):
+    """It has values that are no numbers from its first step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.trades, self.window = [], None
+
+    def _on_step(self):
+        before = self.trades[-1].price if self.trades else Fraction(1)
+        self.trades.append(Trade(self.num_timesteps, before + Fraction(1, 3)))
+        self.window = slice(max(0, len(self.trades) - 10), None)
+        return True
+
+
+def test_values_that_a_callback_gets_later_are_resumed(tmp_path):
+    straight, resumed = straight_and_resumed(KeepsTrades, tmp_path, 1)
+    assert resumed.trades == straight.trades and resumed.trades[-1] == (800, Fraction(200, 3) + 1)
+    assert type(resumed.trades[0]) is Trade and resumed.window == slice(190, None)
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
