@@ -37,9 +37,7 @@ from sb3_qac.resume.state import (
     member_of,
 )
 
-# Version 1 has no containers and tensors that are the same in several places. Version 2 has no members of enums, and its JSON
-# is in the header, whose size safetensors limits
-FORMAT, VERSION, READABLE = "sb3_qac checkpoint", 3, ("1", "2", "3")
+FORMAT, VERSION = "sb3_qac checkpoint", "4"
 NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
 TAG = "!"
 TREE = "!state"
@@ -49,6 +47,8 @@ CONTAINERS: dict[str, Any] = {
     **{"ordered": OrderedDict, "dict": dict},
     **{"tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset},
 }
+# A checkpoint from somebody else must not fill the memory or the disk: nothing in it becomes more than so many times as large
+LARGEST_RATIO = 100
 # In bytes: enough for NumPy's largest number and for a vector register
 ALIGNMENT = 64
 
@@ -85,7 +85,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     encoder = _Encoder(state)
     tree = json.dumps(encoder.encode(state, ""), separators=(",", ":")).encode()
     arrays = {**encoder.arrays, TREE: th.frombuffer(bytearray(tree), dtype=th.uint8)}
-    data = save(arrays, {"format": FORMAT, "version": str(VERSION)})
+    data = save(arrays, {"format": FORMAT, "version": VERSION})
     path = folder / f"step-{step:012d}.{_digest(data)}.safetensors"
     write_atomically(path, data)
     found = checkpoints_in(folder)
@@ -165,15 +165,15 @@ def _read(path: Path) -> Checkpoint:
     metadata = header.get("__metadata__") or {}
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of sb3_qac, but {metadata.get('format', 'something else')!r}.")
-    if metadata.get("version") not in READABLE:
+    if metadata.get("version") != VERSION:
         raise CheckpointError(
-            f"{path} has version {metadata.get('version')} of the format, and this sb3_qac reads {' and '.join(READABLE)}. "
+            f"{path} has version {metadata.get('version')} of the format, and this sb3_qac reads {VERSION}. "
             "Use the version of sb3_qac that wrote it."
         )
     try:
         # A copy, which is aligned and writable
         arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
-        tree = arrays.pop(TREE).numpy().tobytes() if TREE in arrays else metadata["state"]
+        tree = arrays.pop(TREE).numpy().tobytes()
         return Checkpoint(path, _decode(json.loads(tree), arrays, {}))
     except (CheckpointError, StateError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
@@ -324,6 +324,9 @@ def _overlapping_arrays(state: Any) -> Iterator[list[tuple[int, np.ndarray]]]:
     end = 0
     for key, array in sorted(_arrays_in(state), key=lambda item: byte_bounds(item[1])):
         low, high = byte_bounds(array)
+        if array.nbytes > LARGEST_RATIO * (high - low):
+            # One number in many places, as of `np.broadcast_to`, is written as what it shows
+            continue
         if low >= end:
             if len(group) > 1:
                 yield group
@@ -410,13 +413,13 @@ def _decode_member(value: dict[str, Any]) -> enum.Enum:
 def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
     kind = value[TAG]
     if kind == "tensor":
-        tensor = arrays[value["name"]]
-        if "axes" in value:  # earlier checkpoints have none
-            tensor = tensor.permute(np.argsort(value["axes"]).tolist())
+        tensor = arrays[value["name"]].permute(np.argsort(value["axes"]).tolist())
         return tensor.requires_grad_(value.get("requires_grad", False))
     if kind == "view":
         memory, dtype = arrays[value["name"]].numpy().data, _decode_type(value["dtype"])
         array = np.ndarray(value["shape"], dtype, memory, value["offset"], value["strides"])
+        if array.nbytes > LARGEST_RATIO * memory.nbytes:
+            raise ValueError(f"an array that shows {memory.nbytes} bytes as {array.nbytes}")
         return _as_tensor(array, value["tensor"]) if "tensor" in value else array
     data = arrays[value["name"]].numpy().tobytes()
     if kind == "bytes":
