@@ -1,12 +1,19 @@
 """Checkpoint files: what goes in comes out, and nothing but a whole one of ours is read."""
 
+import datetime
 import enum
 import json
 import os
 import pickle
 import random
+import re
 import signal
-from collections import deque
+import sys
+import types
+from collections import deque, namedtuple
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +22,7 @@ from safetensors.torch import load, save
 
 from sb3_qac.resume import checkpoints
 from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint
-from sb3_qac.resume.state import ObjectState
+from sb3_qac.resume.state import ObjectState, find_class, is_plain
 
 
 def same(one, other):
@@ -102,6 +109,7 @@ SHARING = {
     "transposed": (IMAGE, IMAGE[1]),
     "bytes of numbers": (BOARD, BOARD.view(np.uint8)),
     "with the same tensor": (NOT_OURS, NOT_OURS[2:]),
+    "broadcast": (BOARD, np.broadcast_to(BOARD[:, None], (4, 50, 6))),
     "not at all": (BOARD[:2], BOARD[2:], BOARD.copy(), np.zeros((0, 6))),
 }
 
@@ -118,6 +126,13 @@ def test_arrays_that_share_memory_share_it_again(name, tmp_path):
     for i, one in enumerate(loaded):
         for j, other in enumerate(loaded):
             assert np.shares_memory(one, other) == np.shares_memory([*arrays, arrays[0]][i], [*arrays, arrays[0]][j])
+
+
+def test_a_number_that_is_shown_a_thousand_times_is_read_again(tmp_path):
+    number = np.ones(1)
+    state = {"number": number, "shown": np.broadcast_to(number, (1000,))}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 5, state)).state
+    assert loaded["number"].tolist() == [1] and loaded["shown"].tolist() == [1] * 1000
 
 
 TENSOR = th.arange(12.0).reshape(3, 4)
@@ -158,12 +173,13 @@ def test_views_outside_their_memory_are_refused(tmp_path):
     """As in a file that someone wrote by hand."""
     memory = {"!memory/0": th.zeros(64, dtype=th.uint8)}
     view = {"!": "view", "name": "!memory/0", "dtype": "<f8", "offset": 0, "shape": [8], "strides": [8]}
-    changes = ({"offset": 8}, {"offset": -8}, {"strides": [16]}, {"strides": [-8]}, {"dtype": "|O"}, {"name": "other"})
+    # A few bytes that are shown as many gigabytes
+    many = {"shape": [10**9], "strides": [0]}
+    changes = (many, {"offset": 8}, {"offset": -8}, {"strides": [16]}, {"strides": [-8]}, {"dtype": "|O"}, {"name": "other"})
     tensors = [{"tensor": name} for name in ("float32", "load", "nothing")]
     for change in (*changes, *tensors):
-        header = {"format": checkpoints.FORMAT, "version": "1", "state": json.dumps({"view": {**view, **change}})}
         with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
-            load_checkpoint(renamed(tmp_path, save(memory, header)))
+            load_checkpoint(renamed(tmp_path, written(memory, {"view": {**view, **change}})))
 
 
 def test_an_object_is_not_saved(tmp_path):
@@ -253,41 +269,27 @@ def test_damage_that_fits_its_name_is_refused_too(tmp_path):
 @pytest.mark.parametrize("dtype", [",", "<f99", "(", "O"])
 def test_a_type_that_numpy_cannot_parse_is_refused(dtype, tmp_path):
     tensors = load(save_checkpoint(tmp_path, 1, {"array": np.arange(3.0)}).read_bytes())
-    tree = json.loads(tensors[checkpoints.TREE].numpy().tobytes())
+    tree = json.loads(tensors.pop(checkpoints.TREE).numpy().tobytes())
     assert tree["array"]["dtype"] == "<f8"
     tree["array"]["dtype"] = dtype
     with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
-        load_checkpoint(renamed(tmp_path, of_version(2, tensors, tree)))
+        load_checkpoint(renamed(tmp_path, written(tensors, tree)))
 
 
 @pytest.mark.parametrize("axes", [[0], [0, 0, 1], "ab"])
 def test_a_memory_layout_that_does_not_fit_is_refused(axes, tmp_path):
     tensors = load(save_checkpoint(tmp_path, 1, {"tensor": th.ones(2, 3).T}).read_bytes())
-    tree = json.loads(tensors[checkpoints.TREE].numpy().tobytes())
+    tree = json.loads(tensors.pop(checkpoints.TREE).numpy().tobytes())
     assert tree["tensor"]["axes"] == [1, 0]
     tree["tensor"]["axes"] = axes
     with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
-        load_checkpoint(renamed(tmp_path, of_version(2, tensors, tree)))
-
-
-def of_version(version, tensors, tree):
-    """:return: the bytes of a checkpoint as earlier versions wrote it, with its JSON in the header"""
-    tensors = {name: tensor for name, tensor in tensors.items() if name != checkpoints.TREE}
-    return save(tensors, {"format": checkpoints.FORMAT, "version": str(version), "state": json.dumps(tree)})
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_checkpoints_of_earlier_versions_are_read(version, tmp_path):
-    state = {"array": np.arange(3.0), "list": [1, (2, "a")]}
-    tensors = load(save_checkpoint(tmp_path, 1, state).read_bytes())
-    tree = json.loads(tensors[checkpoints.TREE].numpy().tobytes())
-    assert same(load_checkpoint(renamed(tmp_path, of_version(version, tensors, tree))).state, state)
+        load_checkpoint(renamed(tmp_path, written(tensors, tree)))
 
 
 def test_the_checkpoint_of_a_later_version_is_an_error_and_not_passed_over(tmp_path):
     """Training from the one before it would soon delete it."""
     save_checkpoint(tmp_path, 1, STATE)
-    newest = renamed(tmp_path, of_version(99, {"weight": th.ones(2)}, {}))
+    newest = renamed(tmp_path, save({"weight": th.ones(2)}, {"format": checkpoints.FORMAT, "version": "99"}))
     with pytest.raises(CheckpointError, match=rf"{newest.name} has version 99.*Use the version of sb3_qac that wrote it"):
         newest_checkpoint(tmp_path)
 
@@ -327,6 +329,94 @@ def test_an_enum_that_is_not_imported_is_asked_for(tmp_path, monkeypatch):
         newest_checkpoint(tmp_path)
 
 
+class Trade(NamedTuple):
+    day: datetime.date
+    prices: np.ndarray
+    tags: list
+
+
+Position = namedtuple("Position", "x y")
+SUMMER = datetime.timezone(datetime.timedelta(hours=2), "CEST")
+VALUES = [
+    *(complex(1, -0.0), range(1, 9, 2), slice(None, -1), slice((1, 2.5)), Decimal("-1.50"), Decimal("sNaN7"), Fraction(-1, 3)),
+    *(re.compile("a+", re.IGNORECASE), re.compile(b"\xff"), datetime.timedelta(-1, 2, 3), SUMMER, datetime.timezone.utc),
+    *(datetime.date(2024, 2, 29), datetime.time(1, 2, 3, 4, SUMMER, fold=1)),
+    *(datetime.datetime(2024, 10, 27, 2, 30, 0, 5, fold=1), datetime.datetime.max.replace(tzinfo=datetime.timezone.utc)),
+    *(np.datetime64("2024-02-29T12:00"), np.timedelta64(3, "D"), Position(1, Position(2.5, None))),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_that_never_change_are_kept(value, tmp_path):
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, {"value": value, "in": [(value,)]})).state
+    # Not all are equal to themselves, and some are equal without being the same
+    assert repr(loaded) == repr({"value": value, "in": [(value,)]}) and type(loaded["value"]) is type(value)
+
+
+def test_values_are_keys_and_hold_what_may_change(tmp_path):
+    tags = ["a"]
+    trade = Trade(datetime.date(2024, 2, 29), np.arange(3.0), tags)
+    state = {"trades": [trade], "by day": {trade.day: 1, Position(0, 1): 2}, "days": {trade.day}, "tags": tags}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, state)).state
+    assert same(loaded, state) and loaded["trades"][0].tags is loaded["tags"]
+
+
+CANDLE = np.dtype([("price", "<f4"), ("size", ">i2", (2,)), ("kind", [("buy", "?"), ("name", "U3")])], align=True)
+
+
+def test_structured_arrays_are_kept_with_their_views(tmp_path):
+    candles = np.zeros(4, CANDLE)
+    candles["price"], candles["kind"]["name"] = np.arange(4), "abc"
+    state = {"alone": candles.copy(), "empty": candles[:0].copy(), "candles": candles, "prices": candles["price"]}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, state)).state
+    assert same(loaded, state)
+    loaded["prices"][1] = 7
+    assert loaded["candles"]["price"].tolist() == [0, 7, 2, 3]
+
+
+def test_a_value_of_a_class_that_cannot_be_found_is_no_plain_data(tmp_path):
+    class Local(NamedTuple):
+        x: int
+
+    class Further(Position):
+        """Its objects have attributes."""
+
+    further = Further(1, 2)
+    further.z = 3
+    overlapping = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]})
+    for value in (Local(1), further, np.zeros(2, overlapping), np.zeros(2, CANDLE)[0]):
+        assert not is_plain(value)
+
+
+def test_only_named_tuples_and_known_values_are_made(tmp_path, monkeypatch):
+    """As in a file that someone wrote by hand, or after a change of the class."""
+    tensors = load(save_checkpoint(tmp_path, 1, {"value": Position(1, 2)}).read_bytes())
+    tree = json.loads(tensors.pop(checkpoints.TREE).numpy().tobytes())
+    assert tree["value"] == {"!": "value", "kind": f"{__name__}.Position", "items": [1, 2]}
+    for kind in ("subprocess.Popen", "os.system", "builtins.tuple", f"{__name__}.Missing", f"{__name__}.Trade"):
+        tree["value"]["kind"] = kind
+        with pytest.raises(CheckpointError, match=f"There is no named tuple {kind} with 2 fields: import the module"):
+            load_checkpoint(renamed(tmp_path, written(tensors, tree)))
+    for kind, items in (("re.Pattern", ["(", 0]), ("decimal.Decimal", ["x"]), ("datetime.date", [2024, 2, 30])):
+        tree["value"].update(kind=kind, items=items)
+        with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
+            load_checkpoint(renamed(tmp_path, written(tensors, tree)))
+
+
+def test_the_class_of_a_value_is_found_without_running_code(tmp_path, monkeypatch):
+    asked = []
+    module = types.ModuleType("lazy_module")
+    module.__getattr__ = asked.append
+    monkeypatch.setitem(sys.modules, "lazy_module", module)
+    assert find_class("lazy_module.Position") is None and not asked
+
+
+def written(tensors, tree):
+    """:return: the bytes of a checkpoint with this tree and these further tensors"""
+    tree = th.frombuffer(bytearray(json.dumps(tree).encode()), dtype=th.uint8)
+    return save({**tensors, checkpoints.TREE: tree}, {"format": checkpoints.FORMAT, "version": checkpoints.VERSION})
+
+
 def renamed(folder, data):
     path = folder / f"step-{7:012d}.{checkpoints._digest(data)}.safetensors"
     path.write_bytes(data)
@@ -338,7 +428,7 @@ def test_foreign_files_are_refused_with_what_they_are(tmp_path):
     cases = {
         "is not a checkpoint of sb3_qac, but 'pt'": renamed(tmp_path, save(tensors, {"format": "pt"})),
         "is not a checkpoint of sb3_qac, but 'something else'": renamed(tmp_path, save(tensors)),
-        "has version 99 of the format, and this sb3_qac reads 1 and 2 and 3": renamed(
+        "has version 99 of the format, and this sb3_qac reads 4": renamed(
             tmp_path, save(tensors, {"format": checkpoints.FORMAT, "version": "99"})
         ),
         "is not a safetensors file": renamed(tmp_path, b"text"),

@@ -16,9 +16,12 @@ import time
 import types
 import uuid
 import zipfile
+import zlib
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -67,7 +70,7 @@ from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume import callback as resume_callback
 from sb3_qac.resume.callback_state import is_service
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
-from sb3_qac.resume.logs import read_log, results_writers, rewrite_log
+from sb3_qac.resume.logs import pack_log, read_log, rewrite_log, unpack_log
 from sb3_qac.resume.state import StateError, get_values, objects_in, set_values
 from sb3_qac.resume.wandb import WandbOutputFormat
 from sb3_qac.zoo.resume import unfinished_run
@@ -954,6 +957,66 @@ def test_tensorboard_goes_on_in_its_folder_where_checkpoints_are_behind_a_symbol
     assert {path.parent.parent for path in tmp_path.rglob("events.out.tfevents.*")} == {home / "runs"}
 
 
+class KeepsTheWriter(BaseCallback):
+    """As the callbacks in SB3's documentation: it writes to TensorBoard itself."""
+
+    def _on_training_start(self):
+        (self.format,) = self.logger.output_formats
+        self.writer = self.format.writer
+
+    def _on_step(self):
+        self.writer.add_scalar("mine/steps", self.num_timesteps, self.num_timesteps)
+        self.writer.add_text("mine/text", str(self.num_timesteps), self.num_timesteps)
+        self.format.write({"mine/format": self.num_timesteps}, {"mine/format": ()}, self.num_timesteps)
+        return True
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
+def test_a_callback_that_keeps_the_writer_of_tensorboard_goes_on_in_the_same_folder(order, tmp_path):
+    for stop in (200, 500, np.inf):
+        model = make_model(QA2C, tensorboard_log=str(tmp_path / "tensorboard"))
+        callbacks = [KeepsTheWriter(), InterruptAt(stop), ExactCheckpointCallback(tmp_path / "checkpoints", 96, verbose=0)]
+        with contextlib.suppress(Interrupted):
+            model.learn(640, callbacks[::order], log_interval=1)
+        model.logger.close()
+        model.env.close()
+    assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == ["QA2C_1"]
+    rows = tensorboard_rows(tmp_path / "tensorboard" / "QA2C_1")
+    for tag in ("mine/steps", "mine/text/text_summary", "mine/format"):
+        assert [step for step, name, _ in rows if name == tag] == list(range(4, 641, 4))
+    assert [step for step, name, _ in rows if name == "train/value_loss"] == list(range(64, 641, 32))
+
+
+def test_another_tensorboard_log_is_gone_on_in_and_said(tmp_path):
+    def learn(steps, name):
+        model = make_model(QA2C, tensorboard_log=str(tmp_path / name))
+        model.learn(steps, ExactCheckpointCallback(tmp_path / "checkpoints", verbose=0), log_interval=1)
+        model.logger.close()
+
+    learn(320, "first")
+    (tmp_path / "second").mkdir()
+    with pytest.warns(UserWarning, match="from here on are in .*second/deep/QA2C_1, and those before were in .*first/Q"):
+        learn(640, "second/deep")
+    learn(960, "second/deep")
+    first, second = (tensorboard_rows(tmp_path / name / "QA2C_1") for name in ("first", "second/deep"))
+    # The first one is in the row of the second update
+    assert {step for step, *_ in first} == set(range(64, 321, 32))
+    assert {step for step, *_ in second} == set(range(352, 961, 32))
+
+
+def test_empty_folders_around_that_of_tensorboard_stay(tmp_path):
+    folder = tmp_path / "mine" / "empty"
+    for steps in (320, 640):
+        model = make_model(QA2C)
+        model.set_logger(configure(str(folder / str(steps)), ["tensorboard"]))
+        if steps == 640:
+            shutil.move(folder / "320", tmp_path)
+        with pytest.warns(UserWarning, match="those before") if steps == 640 else contextlib.nullcontext():
+            model.learn(steps, ExactCheckpointCallback(tmp_path / "checkpoints", verbose=0), log_interval=1)
+        model.logger.close()
+    assert [path.name for path in folder.iterdir()] == ["640"]
+
+
 class Doubling(BaseCallback):
     """A setting that is changed by the training, as a schedule's is."""
 
@@ -1014,25 +1077,22 @@ def test_functions_that_are_registered_for_the_class_of_a_callback_do_not_replac
 
 
 def test_other_logs_are_refused(tmp_path):
-    def learn(formats, log_path):
+    def learn(formats):
         model = make_model(QA2C)
         model.set_logger(configure(str(tmp_path), formats))
-        evaluation = EvalCallback(make_vec_env("CartPole-v1", 1, seed=3), log_path=log_path, verbose=0)
         try:
-            model.learn(100, [evaluation, ExactCheckpointCallback(tmp_path / "checkpoints")])
+            model.learn(100, ExactCheckpointCallback(tmp_path / "checkpoints"))
         finally:
             model.logger.close()
 
-    learn(["csv", "json"], tmp_path)
+    learn(["csv", "json"])
     with pytest.raises(CheckpointError, match=r"0 CSV logs are open, but 1 were .*: give the logger the same outputs"):
-        learn(["log", "json"], tmp_path)
+        learn(["log", "json"])
     with pytest.raises(CheckpointError, match="3 log files are open, but 2 were"):
-        learn(["csv", "json", "log"], tmp_path)
-    with pytest.raises(CheckpointError, match=r"0 files are written by evaluations, but 1 were .*: give `EvalCallback`"):
-        learn(["csv", "json"], None)
+        learn(["csv", "json", "log"])
 
 
-def test_monitor_files_of_native_environments_go_on(tmp_path, monkeypatch):
+def test_monitor_files_of_native_environments_go_on(tmp_path):
     def learn(folder, stop=np.inf):
         kwargs = dict(wrapper_kwargs=dict(screen_size=21), vec_env_kwargs=dict(num_threads=1))
         env = VecFrameStack(make_ale_vec_env("BreakoutNoFrameskip-v4", 2, 0, monitor_dir=str(folder), **kwargs), 2)
@@ -1042,20 +1102,16 @@ def test_monitor_files_of_native_environments_go_on(tmp_path, monkeypatch):
         finally:
             env.close()
 
-    learn(tmp_path / "one")
-    # Two files; SB3 puts no wrapper of its own around VecFrameStack. In older checkpoints each is there twice
-    for repeated, n_logs in ((False, 2), (True, 4)):
-        other = tmp_path / str(n_logs)
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            patch.setattr(
-                "sb3_qac.resume.callback.results_writers", lambda env, _, repeated=repeated: results_writers(env, repeated)
-            )
-            learn(other, stop=500)
-        assert len(load_checkpoint(checkpoints_in(other / "checkpoints")[-1]).state["logs"]) == n_logs
-        learn(other)
-        for i in range(2):
-            monitors = [read_monitor(folder / f"{i}.monitor.csv") for folder in (tmp_path / "one", other)]
-            assert monitors[0] == monitors[1] and monitors[0]
+    one, other = tmp_path / "one", tmp_path / "other"
+    learn(one)
+    with pytest.raises(Interrupted):
+        learn(other, stop=500)
+    # SB3 puts no wrapper of its own around VecFrameStack
+    assert len(load_checkpoint(checkpoints_in(other / "checkpoints")[-1]).state["logs"]) == 2
+    learn(other)
+    for i in range(2):
+        monitors = [read_monitor(folder / f"{i}.monitor.csv") for folder in (one, other)]
+        assert monitors[0] == monitors[1] and monitors[0]
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
@@ -1533,6 +1589,31 @@ def straight_and_resumed(kind, folder, order):
     return learn("straight"), learn("resumed")
 
 
+class Trade(NamedTuple):
+    step: int
+    price: Fraction
+
+
+class KeepsTrades(BaseCallback):
+    """It has values that are no numbers from its first step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.trades, self.window = [], None
+
+    def _on_step(self):
+        before = self.trades[-1].price if self.trades else Fraction(1)
+        self.trades.append(Trade(self.num_timesteps, before + Fraction(1, 3)))
+        self.window = slice(max(0, len(self.trades) - 10), None)
+        return True
+
+
+def test_values_that_a_callback_gets_later_are_resumed(tmp_path):
+    straight, resumed = straight_and_resumed(KeepsTrades, tmp_path, 1)
+    assert resumed.trades == straight.trades and resumed.trades[-1] == (800, Fraction(200, 3) + 1)
+    assert type(resumed.trades[0]) is Trade and resumed.window == slice(190, None)
+
+
 @pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
 def test_references_to_the_parameters_are_so_after_a_resume(order, tmp_path):
     straight, resumed = straight_and_resumed(Averages, tmp_path, order)
@@ -1949,23 +2030,6 @@ def test_a_training_is_resumed_without_wandb_and_again_with_it(same_run, tmp_pat
     assert run.n_warnings == 0
 
 
-class WritesAsBefore(ExactCheckpointCallback):
-    """Its checkpoints have the rows for W&B among the log files, as those of earlier versions."""
-
-    def _state(self):
-        state = super()._state()
-        rows, _ = state.pop("wandb_rows"), state.pop("logs_to_wandb")
-        return state if rows is None else {**state, "logs": [*state["logs"], rows]}
-
-
-@pytest.mark.parametrize("had_wandb", [False, True])
-@pytest.mark.parametrize("has_wandb", [False, True])
-def test_earlier_checkpoints_are_resumed_with_and_without_wandb(had_wandb, has_wandb, tmp_path, monkeypatch, wandb_run_class):
-    before = learn_with_wandb(wandb_run_class() if had_wandb else None, 300, tmp_path, monkeypatch, WritesAsBefore)
-    rows = learn_with_wandb(wandb_run_class() if has_wandb else None, np.inf, tmp_path, monkeypatch)
-    assert rows == ([*(before or []), *range(256 + 64, 960 + 1, 64)] if has_wandb else None)
-
-
 def test_rows_of_the_users_own_do_not_crowd_ours_out(tmp_path):
     run = WandbRun()
     output_format = WandbOutputFormat(run, tmp_path / "rows.jsonl")
@@ -2040,13 +2104,114 @@ def test_a_callback_writes_checkpoints_in_another_training_too(tmp_path):
     assert first == second and len(first) == 5
 
 
-def test_an_evaluation_that_writes_another_file_is_refused(tmp_path):
-    def learn(steps, **kwargs):
+def test_an_evaluation_writes_its_files_again_where_they_are_of_after_the_checkpoint(tmp_path):
+    """A checkpoint does not hold them, so that the one of somebody else cannot bring a model."""
+
+    def learn(folder, stop=np.inf):
+        env = make_vec_env("CartPole-v1", 2, seed=5)
+        paths = dict(log_path=str(folder), best_model_save_path=str(folder))
+        evaluation = EvalCallback(env, n_eval_episodes=2, eval_freq=50, verbose=0, **paths)
+        evaluation.best_mean_reward = 0.0
+        callbacks = [evaluation, InterruptAt(stop), ExactCheckpointCallback(folder / "checkpoints", verbose=0)]
+        try:
+            make_model(QA2C).learn(1000, callbacks)
+        finally:
+            written = np.load(folder / "evaluations.npz"), QA2C.load(folder / "best_model.zip", device="cpu")
+        return written
+
+    one, other = tmp_path / "one", tmp_path / "other"
+    evaluations, best = learn(one)
+    # After the second evaluation, in the same step
+    with pytest.raises(Interrupted):
+        learn(other, stop=400)
+    newest = load_checkpoint(checkpoints_in(other / "checkpoints")[-1]).state
+    assert newest["model"]["num_timesteps"] == 224 and np.load(other / "evaluations.npz")["timesteps"].tolist() == [200, 400]
+    resumed, resumed_best = learn(other)
+    assert evaluations["timesteps"].tolist() == [200, 400, 600, 800, 1000]
+    assert all(np.array_equal(resumed[name], evaluations[name]) for name in ("timesteps", "results", "ep_lengths"))
+    assert_same_parameters(resumed_best, best)
+
+
+def test_a_missing_best_model_is_named(tmp_path):
+    def learn(steps):
         env = make_vec_env("CartPole-v1", 1, seed=5)
-        evaluation = EvalCallback(env, eval_freq=20, n_eval_episodes=1, verbose=0, **kwargs)
+        evaluation = EvalCallback(env, eval_freq=20, verbose=0, best_model_save_path=tmp_path)
         make_model(QA2C).learn(steps, [evaluation, ExactCheckpointCallback(tmp_path / "checkpoints", verbose=0)])
 
-    learn(160, log_path=tmp_path)
-    with pytest.raises(CheckpointError, match=r"write \['best_model.zip'\], but .*with \['evaluations.npz'\]"):
-        learn(320, best_model_save_path=tmp_path)
-    assert not (tmp_path / "best_model.zip").exists()
+    learn(160)
+    (tmp_path / "best_model.zip").unlink()
+    with pytest.warns(UserWarning, match=r"There is no best_model\.zip in .* until an evaluation is better than \d"):
+        learn(320)
+
+
+def resume_edited(folder, edit, model=None, callbacks=()):
+    """:return: the model after a resume from a checkpoint of step 128 that somebody has edited"""
+    state = load_checkpoint(checkpoints_in(folder)[-1]).state
+    edit(state)
+    save_checkpoint(folder, 200, state)
+    model = make_model(QA2C) if model is None else model
+    return model.learn(320, [*callbacks, ExactCheckpointCallback(folder, verbose=0)])
+
+
+def test_a_checkpoint_of_somebody_else_brings_no_model(tmp_path):
+    def evaluation():
+        paths = dict(log_path=str(tmp_path), best_model_save_path=str(tmp_path))
+        return EvalCallback(make_vec_env("CartPole-v1", 1, seed=5), eval_freq=30, verbose=0, **paths)
+
+    make_model(QA2C).learn(128, [evaluation(), ExactCheckpointCallback(tmp_path / "checkpoints")])
+    files = {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()}
+    assert {path.name for path in files} == {"evaluations.npz", "best_model.zip"}
+
+    def edit(state):
+        assert not any(content in map(bytes, flat_bytes(state)) for content in files.values())
+        state["evaluation_files"] = [b"a pickle that runs a command"] * 2
+        # No evaluation is better
+        state["callbacks"][0][1]["best_mean_reward"] = 10.0**6
+
+    resume_edited(tmp_path / "checkpoints", edit, callbacks=[evaluation()])
+    assert (tmp_path / "best_model.zip").read_bytes() == files[tmp_path / "best_model.zip"]
+    assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [120, 240]
+
+
+def flat_bytes(state):
+    """:return: all bytes in the state, at any depth"""
+    items = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return [state] if isinstance(state, bytes) else [found for item in items for found in flat_bytes(item)]
+
+
+@pytest.mark.parametrize(
+    "place", ["../../elsewhere/QA2C_1", "/elsewhere", "../tensorboard/QA2C_1/deeper", "..", "../tensorboard/new"]
+)
+def test_a_checkpoint_of_somebody_else_leads_tensorboard_to_no_other_folder(place, tmp_path):
+    tensorboard_log = str(tmp_path / "run" / "tensorboard")
+    make_model(QA2C, tensorboard_log=tensorboard_log).learn(128, ExactCheckpointCallback(tmp_path / "run" / "checkpoints"))
+    place = place.replace("/elsewhere", str(tmp_path / "elsewhere")) if place.startswith("/") else place
+
+    def edit(state):
+        assert state["tensorboard"] == ["../tensorboard/QA2C_1"]
+        state["tensorboard"] = [place]
+
+    with pytest.warns(UserWarning, match="TensorBoard's rows from here on are in .*/run/tensorboard/QA2C_2"):
+        resume_edited(tmp_path / "run" / "checkpoints", edit, make_model(QA2C, tensorboard_log=tensorboard_log))
+    folders = {path.parent.relative_to(tmp_path / "run") for path in tmp_path.rglob("events.out.tfevents.*")}
+    assert folders == {Path("tensorboard/QA2C_1"), Path("tensorboard/QA2C_2")}
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_logs_become_what_they_were_and_not_much_longer_than_their_part_of_the_checkpoint(tmp_path):
+    for content in (b"", b"r,l,t\n1.0,2,0.3\n", bytes(10**7), os.urandom(10**5)):
+        assert unpack_log(pack_log(content)) == content
+    packed = zlib.compress(bytes(10**7), 1)
+    # zlib makes it a thousand times as short
+    assert len(packed) < 10**5 and len(pack_log(bytes(10**7))) >= 10**5
+    for damaged in (packed, zlib.compress(b"text")[:-1], b"text", b""):
+        with pytest.raises(CheckpointError, match=r"The checkpoint has a .*log file"):
+            unpack_log(damaged)
+
+    folder = tmp_path / "checkpoints"
+    make_model(QA2C, tmp_path).learn(128, ExactCheckpointCallback(folder))
+    model = make_model(QA2C, tmp_path)
+    before = parameters_of(model)
+    with pytest.raises(CheckpointError, match="more than 100 times as long"):
+        resume_edited(folder, lambda state: state["logs"].__setitem__(0, packed), model)
+    assert same(parameters_of(model), before) and (tmp_path / "0.monitor.csv").stat().st_size < 1000

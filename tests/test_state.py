@@ -9,6 +9,7 @@ import random
 import time
 import types
 from collections import Counter, OrderedDict, defaultdict
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -791,3 +792,28 @@ def test_a_generator_that_is_made_later_is_made_for_its_state():
     one, other = types.SimpleNamespace(rng=np.random.default_rng(5)), types.SimpleNamespace(rng=None)
     set_state(other, get_state(one))
     assert other.rng.random() == one.rng.random()
+
+
+def test_a_generator_of_the_operating_system_has_no_state():
+    class Draws(gym.Env):
+        def __init__(self):
+            self.own, self.both = random.SystemRandom(), [random.SystemRandom(), random.Random(1)]
+
+    env, other = Draws(), Draws()
+    env.both[1].random()
+    set_state(other, get_state(env))
+    assert other.both[1].random() == env.both[1].random()
+
+
+class Point(NamedTuple):
+    x: th.Tensor
+
+
+def test_a_named_tuple_on_another_device_stays_one():
+    class Holds(gym.Env):
+        def __init__(self, device):
+            self.point = Point(th.ones(2, device=device))
+
+    env = Holds("meta")
+    set_state(env, get_state(Holds("cpu")))
+    assert type(env.point) is Point and env.point.x.device.type == "meta"

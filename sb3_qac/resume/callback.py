@@ -7,13 +7,13 @@ import os
 import sys
 import time
 import warnings
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
 import gymnasium as gym
+import numpy as np
 from filelock import FileLock, Timeout
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EventCallback, ProgressBarCallback
 from stable_baselines3.common.logger import (
@@ -38,11 +38,20 @@ from sb3_qac.resume.identity import (
     falling_schedules,
     training_settings,
 )
-from sb3_qac.resume.logs import ResumedTensorBoard, change_next_row, read_log, results_writers, rewrite_log, sync_files
+from sb3_qac.resume.logs import (
+    change_next_row,
+    pack_log,
+    read_log,
+    results_writers,
+    resume_tensorboard,
+    rewrite_log,
+    sync_files,
+    unpack_log,
+)
 from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
 from sb3_qac.resume.signals import DeferredSignals
 from sb3_qac.resume.state import StateError, is_plain, objects_in, restore_attributes, set_attributes
-from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, has_wandb_rows, wandb_identity
+from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, wandb_identity
 
 # Seconds of training to each second that writing a checkpoint took, before the next one is due by time
 SECONDS_PER_SECOND_OF_SAVING = 50
@@ -213,14 +222,14 @@ class ExactCheckpointCallback(BaseCallback):
         :raises CheckpointError: if it is of a call of ``learn`` that comes after this one
         """
         state, here = checkpoint.state, self.model._total_timesteps
-        there, step = state.get("total_timesteps", 0), state["model"]["num_timesteps"]
-        if here < there and here <= step and (state.get("continues") or self._continues):
+        there, step = state["total_timesteps"], state["model"]["num_timesteps"]
+        if here < there and here <= step and (state["continues"] or self._continues):
             raise CheckpointError(
                 f"{checkpoint.path} is of a `learn` that ends at step {there}, and this one ends at step {here}. One "
                 "continues the other (`reset_num_timesteps=False`): train in one call, or give each its own folder."
             )
         schedules = falling_schedules(self.model)
-        if "total_timesteps" in state and here != there and schedules:
+        if here != there and schedules:
             warnings.warn(
                 f"The checkpoint is of a `learn` that ends at step {there}, and this one ends at step {here}: from here on "
                 f"{' and '.join(schedules)} follow the new end, unlike in a training that was planned with it.",
@@ -399,11 +408,9 @@ class ExactCheckpointCallback(BaseCallback):
             },
             "csv_keys": [list(f.keys) for f in logger.output_formats if isinstance(f, CSVOutputFormat)],
             "tensorboard": [os.path.relpath(f.writer.log_dir, self.folder) for f in tensorboard],
-            "logs": [zlib.compress(read_log(file), 1) for file in self._open_logs()],
+            "logs": [pack_log(read_log(file)) for file in self._open_logs()],
             "wandb_rows": self._rows_for_wandb(),
             "logs_to_wandb": bool(self._wandb_outputs()),
-            "evaluation_file_names": [path.name for path in self._evaluation_files()],
-            "evaluation_files": [path.read_bytes() if path.exists() else None for path in self._evaluation_files()],
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -413,15 +420,11 @@ class ExactCheckpointCallback(BaseCallback):
         """
         self._check_same_callbacks(state["callbacks"])
         self._check_same_number_of_episodes(state["callbacks"])
-        evaluation_files = self._evaluation_files()
-        self._check_same_evaluation_files(evaluation_files, state)
         csv_formats = [f for f in self.model.logger.output_formats if isinstance(f, CSVOutputFormat)]
         check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
-        state = self._with_rows_for_wandb(state)
         logs = self._open_logs()
-        if len(logs) != len(state["logs"]):
-            logs = self._open_logs(repeated=True)
         check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
+        contents = [unpack_log(packed) for packed in state["logs"]]
 
         restore_model(self.model, state, self.new_episodes)
         called_before = self._called_before()
@@ -441,20 +444,22 @@ class ExactCheckpointCallback(BaseCallback):
         if self.new_episodes and steps < self.model._total_timesteps:
             self._new_episodes_at.append(steps)
         self._evaluation_random_state = state["evaluation_random"]
-        # Earlier checkpoints do not have them
-        self._objects_before = state.get("objects", {})
+        self._objects_before = state["objects"]
         self._state_to_restore = state
         self.iteration = self._log_interval_callback.offset = state["iteration"]
         self._saved_at = self.model.num_timesteps
         self._restore_logger(state)
-        for file, content in zip(logs, state["logs"], strict=True):
-            rewrite_log(file, zlib.decompress(content))
+        for file, content in zip(logs, contents, strict=True):
+            rewrite_log(file, content)
         self._restore_wandb(state)
-        for path, content in zip(evaluation_files, state["evaluation_files"], strict=True):
-            if content is None:
-                path.unlink(missing_ok=True)
-            elif not path.exists() or path.read_bytes() != content:
-                write_atomically(path, content)
+        for evaluation in self._evaluations():
+            folder = evaluation.best_model_save_path
+            if folder is not None and evaluation.best_mean_reward > -np.inf and not Path(folder, "best_model.zip").exists():
+                warnings.warn(
+                    f"There is no best_model.zip in {folder}, and a checkpoint does not hold it: copy it there. Otherwise "
+                    f"there is none until an evaluation is better than {evaluation.best_mean_reward:g}.",
+                    stacklevel=2,
+                )
 
     def _restore_after_start(self, state: dict[str, Any]) -> None:
         """
@@ -505,35 +510,16 @@ class ExactCheckpointCallback(BaseCallback):
                     "evaluations are in one table, so they must have equally many episodes: give the earlier number."
                 )
 
-    def _check_same_evaluation_files(self, files: list[Path], state: dict[str, Any]) -> None:
-        advice = "give `EvalCallback` a `log_path` and a `best_model_save_path` where it had them"
-        check_same_number("files are written by evaluations", files, state["evaluation_files"], advice)
-        here = [path.name for path in files]
-        # Earlier checkpoints do not have them
-        there = state.get("evaluation_file_names", here)
-        if here != there:
-            raise CheckpointError(f"Evaluations write {here}, but the checkpoint was written with {there}: {advice}.")
-
     def _restore_logger(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
         output_formats = self.model.logger.output_formats
         csv_formats = [f for f in output_formats if isinstance(f, CSVOutputFormat)]
         for csv_format, keys in zip(csv_formats, state["csv_keys"], strict=True):
             csv_format.keys = keys
-        folders = iter(state["tensorboard"])
-        for i, output_format in enumerate(output_formats):
-            if isinstance(output_format, TensorBoardOutputFormat):
-                folder = next(folders, None)
-                if folder is not None:
-                    # Without a look at the disk, as it was made: ".." behind a symbolic link leads elsewhere
-                    continued = ResumedTensorBoard.instead_of(output_format, Path(os.path.abspath(self.folder / folder)))
-                    output_formats[i] = continued
-                    self._replace_in_callbacks(output_format, continued)
-
-    def _replace_in_callbacks(self, old: Any, new: Any) -> None:
-        """Callbacks such as RL Zoo's ``RawStatisticsCallback`` hold the TensorBoard output."""
-        for callback in self._callbacks():
-            vars(callback).update({name: new for name, value in vars(callback).items() if value is old})
+        tensorboards = [f for f in output_formats if isinstance(f, TensorBoardOutputFormat)]
+        for output_format, folder in zip(tensorboards, state["tensorboard"], strict=False):
+            # Without a look at the disk, as it was made: ".." behind a symbolic link leads elsewhere
+            resume_tensorboard(output_format, Path(os.path.abspath(self.folder / folder)))
 
     def _log_to_wandb(self, folder: Path) -> None:
         run = active_wandb_run()
@@ -552,21 +538,6 @@ class ExactCheckpointCallback(BaseCallback):
     def _wandb_outputs(self) -> list[WandbOutputFormat]:
         return [output for output in self.model.logger.output_formats if isinstance(output, WandbOutputFormat)]
 
-    def _with_rows_for_wandb(self, state: dict[str, Any]) -> dict[str, Any]:
-        """
-        :param state: Result of ``_state``, also of an earlier version, which has the rows for W&B at the end of the log files
-        :return: the same with the rows in an entry of their own
-        """
-        if "wandb_rows" in state:
-            return state
-        logs, rows = list(state["logs"]), None
-        if logs:
-            last = zlib.decompress(logs[-1])
-            fits = len(logs) in (len(self._open_logs()), len(self._open_logs(repeated=True)))
-            if has_wandb_rows(last) or (not last and not fits):
-                rows = logs.pop()
-        return {**state, "logs": logs, "wandb_rows": rows, "logs_to_wandb": rows is not None}
-
     def _restore_wandb(self, state: dict[str, Any]) -> None:
         """
         :param state: Result of ``_state``
@@ -574,7 +545,7 @@ class ExactCheckpointCallback(BaseCallback):
         self._wandb_rows = rows = state["wandb_rows"]
         for output_format in self._wandb_outputs():
             if rows is not None:
-                rewrite_log(output_format.file, zlib.decompress(rows))
+                rewrite_log(output_format.file, unpack_log(rows))
             output_format.log_again()
             if not state["logs_to_wandb"]:
                 # The run may have rows of a start before that one. Those that follow are not the same rows
@@ -583,7 +554,7 @@ class ExactCheckpointCallback(BaseCallback):
     def _rows_for_wandb(self) -> bytes | None:
         """:return: the rows that W&B has got, compressed; those of an earlier start if this one has no run of W&B"""
         for output_format in self._wandb_outputs():
-            return zlib.compress(read_log(output_format.file), 1)
+            return pack_log(read_log(output_format.file))
         return self._wandb_rows
 
     # ---- callbacks, environments and files ----
@@ -612,23 +583,10 @@ class ExactCheckpointCallback(BaseCallback):
     def _evaluation_envs(self) -> list[VecEnv]:
         return [evaluation.eval_env for evaluation in self._evaluations()]
 
-    def _evaluation_files(self) -> list[Path]:
-        """:return: the files that every evaluation rewrites"""
-        paths = []
-        for evaluation in self._evaluations():
-            if evaluation.log_path is not None:
-                paths.append(Path(evaluation.log_path).with_suffix(".npz"))
-            if evaluation.best_model_save_path is not None:
-                paths.append(Path(evaluation.best_model_save_path, "best_model.zip"))
-        return paths
-
-    def _open_logs(self, repeated: bool = False) -> list[IO[str]]:
-        """
-        :param repeated: Whether to list some more than once, as older checkpoints do
-        :return: the files that monitors and the logger append to
-        """
+    def _open_logs(self) -> list[IO[str]]:
+        """:return: the files that monitors and the logger append to"""
         assert self.model.env is not None
-        writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env, repeated)]
+        writers = [writer for env in (self.model.env, *self._evaluation_envs()) for writer in results_writers(env)]
         files = [writer.file_handler for writer in writers]
         for output_format in self.model.logger.output_formats:
             if isinstance(output_format, CSVOutputFormat | JSONOutputFormat) or (

@@ -20,15 +20,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from numpy.lib.array_utils import byte_bounds
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from sb3_qac.common.files import write_atomically
-from sb3_qac.resume.state import ObjectState, StateError, find_class, find_member, is_plain, kind_of, member_of
+from sb3_qac.resume.state import (
+    ObjectState,
+    StateError,
+    find_class,
+    find_member,
+    is_plain,
+    items_of,
+    kind_of,
+    make_value,
+    member_of,
+)
 
-# Version 1 has no containers and tensors that are the same in several places. Version 2 has no members of enums, and its JSON
-# is in the header, whose size safetensors limits
-FORMAT, VERSION, READABLE = "sb3_qac checkpoint", 3, ("1", "2", "3")
+FORMAT, VERSION = "sb3_qac checkpoint", "4"
 NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
 TAG = "!"
 TREE = "!state"
@@ -38,6 +47,8 @@ CONTAINERS: dict[str, Any] = {
     **{"ordered": OrderedDict, "dict": dict},
     **{"tuple": tuple, "deque": deque, "set": set, "frozenset": frozenset},
 }
+# A checkpoint from somebody else must not fill the memory or the disk: nothing in it becomes more than so many times as large
+LARGEST_RATIO = 100
 # In bytes: enough for NumPy's largest number and for a vector register
 ALIGNMENT = 64
 
@@ -74,7 +85,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     encoder = _Encoder(state)
     tree = json.dumps(encoder.encode(state, ""), separators=(",", ":")).encode()
     arrays = {**encoder.arrays, TREE: th.frombuffer(bytearray(tree), dtype=th.uint8)}
-    data = save(arrays, {"format": FORMAT, "version": str(VERSION)})
+    data = save(arrays, {"format": FORMAT, "version": VERSION})
     path = folder / f"step-{step:012d}.{_digest(data)}.safetensors"
     write_atomically(path, data)
     found = checkpoints_in(folder)
@@ -154,20 +165,20 @@ def _read(path: Path) -> Checkpoint:
     metadata = header.get("__metadata__") or {}
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of sb3_qac, but {metadata.get('format', 'something else')!r}.")
-    if metadata.get("version") not in READABLE:
+    if metadata.get("version") != VERSION:
         raise CheckpointError(
-            f"{path} has version {metadata.get('version')} of the format, and this sb3_qac reads {' and '.join(READABLE)}. "
+            f"{path} has version {metadata.get('version')} of the format, and this sb3_qac reads {VERSION}. "
             "Use the version of sb3_qac that wrote it."
         )
     try:
         # A copy, which is aligned and writable
         arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
-        tree = arrays.pop(TREE).numpy().tobytes() if TREE in arrays else metadata["state"]
+        tree = arrays.pop(TREE).numpy().tobytes()
         return Checkpoint(path, _decode(json.loads(tree), arrays, {}))
     except (CheckpointError, StateError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     # SyntaxError: NumPy parses the name of a type as Python code. RuntimeError: PyTorch raises it for axes that do not fit
-    except (ArithmeticError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError, re.error) as error:
         raise DamagedCheckpointError(
             f"{path} is not in the form that sb3_qac writes ({type(error).__name__}: {error})."
         ) from None
@@ -234,6 +245,9 @@ class _Encoder:
             return {key: self.encode(item, f"{name}/{key}") for key, item in value.items()}
         if isinstance(value, ObjectState):
             return {TAG: "object", "kind": value.kind, "values": self.encode(value.values, name)}
+        made_of = items_of(value)
+        if made_of is not None:
+            return {TAG: "value", "kind": kind_of(value), "items": self.encode(list(made_of), name)}
         if isinstance(value, dict | tuple | deque | set | frozenset):
             items: list[Any] = [list(item) for item in value.items()] if isinstance(value, dict) else list(value)
             kind = next(name for name, kind in CONTAINERS.items() if isinstance(value, kind))
@@ -247,7 +261,8 @@ class _Encoder:
             array, memory, offset = self.views[id(value)]
             layout = {"shape": list(array.shape), "strides": list(array.strides)}
             tensor = {"tensor": str(value.dtype).removeprefix("torch.")} if isinstance(value, th.Tensor) else {}
-            return {TAG: "view", "name": memory, "dtype": array.dtype.str, "offset": offset, **layout, **tensor}
+            dtype = self._encode_type(array.dtype)
+            return {TAG: "view", "name": memory, "dtype": dtype, "offset": offset, **layout, **tensor}
         # The keys "a/b" and "a", then "b", have the same position
         while name in self.arrays:
             name += "'"
@@ -263,7 +278,11 @@ class _Encoder:
         is_known = array.dtype.isnative and array.dtype.name in ARRAY_TYPES
         stored = array if is_known else np.frombuffer(array.tobytes(), dtype=np.uint8)
         self.arrays[name] = th.from_numpy(np.array(stored))
-        return {TAG: kind, "name": name, "dtype": array.dtype.str, "shape": list(array.shape), "axes": axes}
+        dtype = self._encode_type(array.dtype)
+        return {TAG: kind, "name": name, "dtype": dtype, "shape": list(array.shape), "axes": axes}
+
+    def _encode_type(self, dtype: np.dtype) -> Any:
+        return dtype.str if dtype.names is None else self.encode(dtype_to_descr(dtype), "")
 
 
 def _memory_order(strides: Sequence[int]) -> list[int]:
@@ -305,6 +324,9 @@ def _overlapping_arrays(state: Any) -> Iterator[list[tuple[int, np.ndarray]]]:
     end = 0
     for key, array in sorted(_arrays_in(state), key=lambda item: byte_bounds(item[1])):
         low, high = byte_bounds(array)
+        if array.nbytes > LARGEST_RATIO * (high - low):
+            # One number in many places, as of `np.broadcast_to`, is written as what it shows
+            continue
         if low >= end:
             if len(group) > 1:
                 yield group
@@ -372,31 +394,47 @@ def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) 
     if kind == "object":
         return ObjectState(value["kind"], _decode(value["values"], arrays, repeated))
     if kind == "enum":
-        found = find_class(value["kind"])
-        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-            raise CheckpointError(f"it has a member of the enum {value['kind']}: import the module that defines it.")
-        return find_member(found, value)
+        return _decode_member(value)
+    if kind == "value":
+        return make_value(value["kind"], tuple(_decode(value["items"], arrays, repeated)))
     if kind in CONTAINERS:
         items = _decode(value["items"], arrays, repeated)
         return deque(items, value["maxlen"]) if kind == "deque" else CONTAINERS[kind](items)
     return _decode_array(value, arrays)
 
 
+def _decode_member(value: dict[str, Any]) -> enum.Enum:
+    found = find_class(value["kind"])
+    if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+        raise CheckpointError(f"it has a member of the enum {value['kind']}: import the module that defines it.")
+    return find_member(found, value)
+
+
 def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
     kind = value[TAG]
     if kind == "tensor":
-        tensor = arrays[value["name"]]
-        if "axes" in value:  # earlier checkpoints have none
-            tensor = tensor.permute(np.argsort(value["axes"]).tolist())
+        tensor = arrays[value["name"]].permute(np.argsort(value["axes"]).tolist())
         return tensor.requires_grad_(value.get("requires_grad", False))
     if kind == "view":
-        memory, dtype = arrays[value["name"]].numpy().data, np.dtype(value["dtype"])
-        if dtype.hasobject:
-            raise ValueError("an array of objects")
+        memory, dtype = arrays[value["name"]].numpy().data, _decode_type(value["dtype"])
         array = np.ndarray(value["shape"], dtype, memory, value["offset"], value["strides"])
+        if array.nbytes > LARGEST_RATIO * memory.nbytes:
+            raise ValueError(f"an array that shows {memory.nbytes} bytes as {array.nbytes}")
         return _as_tensor(array, value["tensor"]) if "tensor" in value else array
     data = arrays[value["name"]].numpy().tobytes()
     if kind == "bytes":
         return data
-    array = np.frombuffer(data, dtype=value["dtype"]).reshape(value["shape"])
+    array = np.frombuffer(data, dtype=_decode_type(value["dtype"])).reshape(value["shape"])
     return array[()] if kind == "scalar" else array.copy().transpose(np.argsort(value["axes"]))
+
+
+def _decode_type(value: Any) -> np.dtype:
+    """
+    :param value: Description of the type of an array
+    :return: the type
+    :raises ValueError: if its arrays have objects, which are addresses in memory
+    """
+    dtype = descr_to_dtype(_decode(value, {}, {}))
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    return dtype

@@ -1,7 +1,10 @@
 """Log files that a resumed training continues: no row is missing, and none is there twice."""
 
+import contextlib
 import io
 import os
+import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -10,6 +13,8 @@ import gymnasium as gym
 from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+
+from sb3_qac.resume.checkpoints import LARGEST_RATIO, CheckpointError
 
 
 def change_next_row(logger: Logger, iteration: int | None) -> None:
@@ -43,37 +48,50 @@ def change_next_row(logger: Logger, iteration: int | None) -> None:
     logger.dump = dump  # type: ignore[method-assign]
 
 
-class ResumedTensorBoard(TensorBoardOutputFormat):
+def resume_tensorboard(output_format: TensorBoardOutputFormat, folder: Path) -> None:
     """
-    Continues in an existing TensorBoard folder: rows that are already there are not written again.
+    Continue in the folder of an earlier start, without writing again what is already there.
 
-    :param folder: Folder with event files
+    :param output_format: Output that was just opened; its file is removed if it is empty, and so is its folder
+    :param folder: Folder whose logs to continue, next to that of ``output_format`` or the same one. Otherwise this start was
+        given another place for its logs, and a warning says so
     """
+    # The writer stays the same object, because callbacks may have it
+    writer = output_format.writer
+    opened = Path(os.path.abspath(writer.log_dir))
+    if not folder.is_dir() or folder.parent.resolve() != opened.parent.resolve():
+        warnings.warn(
+            f"TensorBoard's rows from here on are in {opened}, and those before were in {folder}. To have them in one folder, "
+            "give the earlier `tensorboard_log`.",
+            stacklevel=2,
+        )
+        return
+    folder = opened.parent / folder.name
+    writer.close()
+    for path in opened.glob(f"events.out.tfevents.*.{os.getpid()}.*"):
+        if not last_steps_of(path):
+            path.unlink()
+    if opened != folder:
+        # Not if something else is in it
+        with contextlib.suppress(OSError):
+            opened.rmdir()
+    there = last_steps(folder)
+    # Opens it anew
+    type(writer).__init__(writer, log_dir=str(folder))
+    file_writer = writer.file_writer
+    assert file_writer is not None
+    add_event = file_writer.add_event
 
-    def __init__(self, folder: str) -> None:
-        self.last_steps = last_steps(Path(folder))
-        super().__init__(folder)
+    def add_new(event: Any, step: int | None = None, walltime: float | None = None) -> None:
+        if step is not None and event.HasField("summary"):
+            new = [value for value in event.summary.value if there.get(value.tag, -1) < step]
+            del event.summary.value[:]
+            event.summary.value.extend(new)
+            if not new:
+                return
+        add_event(event, step, walltime)
 
-    @classmethod
-    def instead_of(cls, output_format: TensorBoardOutputFormat, folder: Path) -> "ResumedTensorBoard":
-        """
-        :param output_format: Output that was just opened and is empty; its file is removed, and so is its folder if nothing
-            else is in it
-        :param folder: Folder whose logs to continue
-        :return: Output into the folder
-        """
-        opened = Path(output_format.writer.log_dir)
-        output_format.close()
-        for path in opened.glob(f"events.out.tfevents.*.{os.getpid()}.*"):
-            if not last_steps_of(path):
-                path.unlink()
-        if opened.resolve() != folder.resolve() and not any(opened.iterdir()):
-            os.removedirs(opened)
-        return cls(str(folder))
-
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        new = {key: value for key, value in key_values.items() if self.last_steps.get(key, -1) < step}
-        super().write(new, {key: key_excluded[key] for key in new}, step)
+    file_writer.add_event = add_new
 
 
 def last_steps(folder: Path) -> dict[str, int]:
@@ -98,21 +116,18 @@ def last_steps_of(path: Path) -> dict[str, int]:
     steps: dict[str, int] = {}
     for event in LegacyEventFileLoader(str(path)).Load():
         for value in event.summary.value:
-            # Texts get a suffix to their tag
-            tag = value.tag.removesuffix("/text_summary")
-            steps[tag] = max(event.step, steps.get(tag, -1))
+            steps[value.tag] = max(event.step, steps.get(value.tag, -1))
     return steps
 
 
-def results_writers(env: VecEnv, repeated: bool = False) -> Iterator[ResultsWriter]:
+def results_writers(env: VecEnv) -> Iterator[ResultsWriter]:
     """
     :param env: Environments
-    :param repeated: Whether to list the writers of ``AleVecEnv`` once for each wrapper too, as older checkpoints do
     :return: the writers of their monitor files (of ``Monitor``, ``VecMonitor`` and ``AleVecEnv``)
     """
     while True:
-        # A wrapper also shows the attributes of the environment inside it
-        yield from getattr(env, "_results_writers", []) if repeated else vars(env).get("_results_writers", [])
+        # Not `getattr`: a wrapper also shows the attributes of the environment inside it
+        yield from vars(env).get("_results_writers", [])
         if vars(env).get("results_writer") is not None:
             yield vars(env)["results_writer"]
         if not isinstance(env, VecEnvWrapper):
@@ -124,6 +139,34 @@ def results_writers(env: VecEnv, repeated: bool = False) -> Iterator[ResultsWrit
             if vars(layer).get("results_writer") is not None:
                 yield vars(layer)["results_writer"]
             layer = layer.env
+
+
+def pack_log(content: bytes) -> bytes:
+    """
+    :param content: Content of a log file
+    :return: the content, compressed so far as ``unpack_log`` allows
+    """
+    packed = zlib.compress(content, 1)
+    return packed if len(content) <= LARGEST_RATIO * len(packed) else zlib.compress(content, 0)
+
+
+def unpack_log(packed: bytes) -> bytes:
+    """
+    :param packed: Result of ``pack_log``, as a file says that may be anybody's
+    :return: the content
+    :raises CheckpointError: if it is damaged, or is more than ``LARGEST_RATIO`` times as long
+    """
+    decompressor = zlib.decompressobj()
+    try:
+        content = decompressor.decompress(packed, LARGEST_RATIO * len(packed) + 1)
+    except zlib.error as error:
+        raise CheckpointError(f"The checkpoint has a damaged log file ({error}).") from None
+    if not decompressor.eof or len(content) > LARGEST_RATIO * len(packed):
+        raise CheckpointError(
+            f"The checkpoint has a log file that is incomplete, or more than {LARGEST_RATIO} times as long as what it was "
+            "compressed to, which sb3_qac does not write."
+        )
+    return content
 
 
 def read_log(file: IO[str]) -> bytes:

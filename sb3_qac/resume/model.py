@@ -143,18 +143,15 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
     else:
         restore_environments(model.env, state["env"], "the environment")
     model.policy.load_state_dict(state["policy"])
-    # Earlier checkpoints do not have it
-    if "frozen" in state:
-        for name, parameter in model.policy.named_parameters():
-            parameter.requires_grad_(name not in state["frozen"])
+    for name, parameter in model.policy.named_parameters():
+        parameter.requires_grad_(name not in state["frozen"])
     model.policy.optimizer.load_state_dict(state["optimizer"])
-    # Earlier checkpoints do not have the following either
     modules, tensors = further_modules(model)
-    for name, values in state.get("modules", {}).items():
+    for name, values in state["modules"].items():
         modules[name].load_state_dict(values)
-    for name, tensor in state.get("tensors", {}).items():
+    for name, tensor in state["tensors"].items():
         tensors[name].data.copy_(tensor)
-    if state.get("rollout_buffer"):
+    if state["rollout_buffer"]:
         restore_attributes(model.rollout_buffer, state["rollout_buffer"], "the rollout buffer")
     vars(model).update(state["model"])
     if new_episodes:

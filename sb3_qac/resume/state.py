@@ -7,15 +7,19 @@ attributes of an existing object.
 
 import contextlib
 import ctypes
+import datetime
 import enum
 import functools
 import io
 import random
+import re
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
 from functools import singledispatch
 from pathlib import PurePath
 from typing import Any
@@ -24,6 +28,7 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -58,6 +63,23 @@ CONSTANTS = (
 )
 # Of pygame: what shows and plays a game
 PYGAME_CONSTANTS = frozenset({"Surface", "Clock", "Font", "Sound", "Color"})
+# Values that never change: from a value to the arguments that make it again, and what takes them
+VALUES: dict[type, tuple[Callable[[Any], tuple], Callable[..., Any]]] = {
+    complex: (lambda value: (value.real, value.imag), complex),
+    range: (lambda value: (value.start, value.stop, value.step), range),
+    slice: (lambda value: (value.start, value.stop, value.step), slice),
+    Decimal: (lambda value: (str(value),), Decimal),
+    Fraction: (lambda value: (value.numerator, value.denominator), Fraction),
+    re.Pattern: (lambda value: (value.pattern, value.flags), re.compile),
+    datetime.timedelta: (lambda value: (value.days, value.seconds, value.microseconds), datetime.timedelta),
+    datetime.timezone: (lambda value: value.__getinitargs__(), datetime.timezone),
+    datetime.date: (lambda value: (value.year, value.month, value.day), datetime.date),
+    datetime.time: (lambda value: _time_of(value), lambda fold, *args: datetime.time(*args, fold=fold)),
+    datetime.datetime: (
+        lambda value: (value.fold, value.year, value.month, value.day, *_time_of(value)[1:]),
+        lambda fold, *args: datetime.datetime(*args, fold=fold),
+    ),
+}
 METHODS = (types.MethodType, types.BuiltinMethodType)
 IMMUTABLE = (str, bytes, int, float, tuple, frozenset)
 PLAIN_DICTS = (dict, OrderedDict)
@@ -102,9 +124,43 @@ def find_class(kind: str) -> Any:
         found: Any = sys.modules.get(".".join(names[:end]))
         if found is not None:
             for name in names[end:]:
-                found = getattr(found, name, None)
+                # Not `getattr`, which may import something or run other code
+                found = getattr(found, "__dict__", {}).get(name)
             return found
     return None
+
+
+def _time_of(value: datetime.time | datetime.datetime) -> tuple:
+    return value.fold, value.hour, value.minute, value.second, value.microsecond, value.tzinfo
+
+
+def items_of(value: Any) -> tuple | None:
+    """
+    :param value: Any object
+    :return: what ``make_value`` makes it of again, if it is a named tuple or one of ``VALUES``; otherwise None
+    """
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        # One without attributes, whose class can be found again
+        is_known = not getattr(value, "__dict__", None) and find_class(kind_of(value)) is type(value)
+        return tuple(value) if is_known else None
+    return VALUES[type(value)][0](value) if type(value) in VALUES else None
+
+
+def make_value(kind: str, items: tuple) -> Any:
+    """
+    :param kind: Name of the class of a value
+    :param items: Result of ``items_of``
+    :return: the value; no code of a class of the user's has run
+    :raises StateError: if there is no such class
+    """
+    for known, (_, make) in VALUES.items():
+        if kind == f"{known.__module__}.{known.__qualname__}":
+            return make(*items)
+    found = find_class(kind)
+    fields = getattr(found, "_fields", None)
+    if not (isinstance(found, type) and issubclass(found, tuple) and isinstance(fields, tuple) and len(fields) == len(items)):
+        raise StateError(f"There is no named tuple {kind} with {len(items)} fields: import the module that defines it.")
+    return tuple.__new__(found, items)
 
 
 def member_of(value: enum.Enum) -> dict[str, Any]:
@@ -132,18 +188,35 @@ def find_member(kind: type[enum.Enum], found_by: dict[str, Any]) -> enum.Enum:
 def is_plain(value: Any) -> bool:
     """
     :param value: Any object
-    :return: Whether it consists only of numbers, strings, members of enums, arrays, tensors and containers of these
+    :return: Whether it consists only of numbers, strings, further values, members of enums, arrays, tensors and containers of
+        these
     """
     if isinstance(value, enum.Enum):
         return find_class(kind_of(value)) is type(value)
-    if isinstance(value, np.generic) or type(value) is np.ndarray:
+    if isinstance(value, np.generic):
+        # One with fields is a view of the array that it comes from
         return not value.dtype.hasobject and value.dtype.names is None
+    if type(value) is np.ndarray:
+        return not value.dtype.hasobject and (value.dtype.names is None or _is_described(value.dtype))
+    items = items_of(value)
+    if items is not None:
+        return all(is_plain(item) for item in items)
     if isinstance(value, list | tuple | deque | set | frozenset):
         return type(value) in (list, tuple, deque, set, frozenset) and all(is_plain(item) for item in value)
     if isinstance(value, dict):
         items = (*value.keys(), *value.values())
         return type(value) in PLAIN_DICTS and all(is_plain(item) for item in items)
     return value is None or type(value) in (bool, int, float, str, bytes, th.Tensor)
+
+
+def _is_described(dtype: np.dtype) -> bool:
+    """
+    :param dtype: Type of an array with fields
+    :return: Whether NumPy's file format has a description of it, as not of fields that overlap
+    """
+    with contextlib.suppress(ValueError):
+        return dtype.itemsize > 0 and descr_to_dtype(dtype_to_descr(dtype)) == dtype
+    return False
 
 
 def get_plain_attributes(obj: Any) -> dict[str, Any]:
@@ -195,7 +268,8 @@ def _on_device_of(current: Any, value: Any) -> Any:
     moved = {key: _on_device_of(here.get(key), item) for key, item in there.items()}
     changed = {key: item for key, item in moved.items() if item is not there[key]}
     if isinstance(value, tuple):
-        return tuple(moved.values()) if changed else value
+        # Of the same class: it may be a named tuple
+        return tuple.__new__(type(value), moved.values()) if changed else value
     for key, item in changed.items():
         value[key] = item
     return value
@@ -520,6 +594,11 @@ def _(obj: np.random.RandomState, values: dict[str, Any], name: str) -> None:
 @set_values.register
 def _(obj: random.Random, values: dict[str, Any], name: str) -> None:
     obj.setstate(values["state"])
+
+
+# It draws from the operating system
+get_values.register(random.SystemRandom, lambda obj, name, seen: {})
+set_values.register(random.SystemRandom, lambda obj, values, name: None)
 
 
 @set_values.register

@@ -76,14 +76,6 @@ class WandbOutputFormat(KVWriter):
         self.file.close()
 
 
-def has_wandb_rows(content: bytes) -> bool:
-    """
-    :param content: Content of a log file
-    :return: Whether ``WandbOutputFormat`` has written rows to it
-    """
-    return f'"{ROW}"'.encode() in content.partition(b"\n")[0]
-
-
 def wandb_run_id(folder: str | os.PathLike) -> str | None:
     """
     For ``wandb.init(id=wandb_run_id("runs/pong"), resume="allow")``, which resumes the run.
