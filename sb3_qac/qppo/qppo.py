@@ -224,7 +224,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         buffer_class = self.rollout_buffer_class or (DictRolloutBuffer if is_dict else RolloutBuffer)
         self.rollout_buffer_class = with_all_actions(buffer_class)
         super()._setup_model()
-        # What was given is saved, and belongs to the identity of a training
+        # The class that was given is saved, and is part of the identity of a run
         self.rollout_buffer_class = buffer_class
 
     def _check_arguments(self) -> None:
