@@ -1,5 +1,6 @@
 """Algorithms are compared on the same network: the faster one is the one that SB3 would have built, whatever the algorithm."""
 
+import copy
 import inspect
 
 import gymnasium as gym
@@ -284,13 +285,27 @@ def test_a_study_leaves_a_policy_alone_whose_default_is_another_network(policy):
         use_lean_cnn(A2C, hyperparams, "bfloat16")
 
 
+class OwnLayersPolicy(ActorCriticCnnPolicy):
+    def __init__(self, *args, net_arch=(32,), features_extractor_class=NatureCNN, **kwargs):
+        super().__init__(*args, net_arch=list(net_arch), features_extractor_class=features_extractor_class, **kwargs)
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "policy"), [(A2C, ActorCriticCnnPolicy), (QA2C, ActorCriticQCnnPolicy), (PQN, "CnnPolicy")]
+    ("algorithm", "policy"),
+    [
+        *[(A2C, ActorCriticCnnPolicy), (A2C, OwnLayersPolicy), (A2C, "CnnPolicy"), (DQN, "CnnPolicy")],
+        *[(QA2C, ActorCriticQCnnPolicy), (PQN, "CnnPolicy")],
+    ],
 )
-def test_a_study_computes_a_policy_class_faster_whose_default_is_nature_cnn(algorithm, policy):
-    hyperparams = dict(policy=policy)
+@pytest.mark.parametrize("given", [{}, dict(net_arch=[16])])
+def test_a_study_computes_a_policy_faster_whose_default_is_nature_cnn(algorithm, policy, given):
+    """With the layers that are behind NatureCNN."""
+    kwargs = SMALL_BUFFER if algorithm is DQN else {}
+    hyperparams = dict(policy=policy, policy_kwargs=given)
+    plain = algorithm(env=image_env(), **copy.deepcopy(hyperparams), **kwargs)
     use_lean_cnn(algorithm, hyperparams, "bfloat16")
     assert hyperparams["policy_kwargs"]["features_extractor_class"] is LeanNatureCNN
+    assert shapes(algorithm(env=image_env(), **hyperparams, **kwargs)) == shapes(plain)
 
 
 def test_a_study_does_not_replace_the_precision_that_the_hyperparameters_name():

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
@@ -23,7 +24,7 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+from stable_baselines3.common.vec_env import DummyVecEnv, VecCheckNan, VecFrameStack
 from stable_baselines3.dqn import MlpPolicy as QPolicyOfDQN
 
 from sb3_qac import QA2C, QPPO, REINFORCE
@@ -506,6 +507,48 @@ def test_non_finite_loss_keeps_the_last_good_update(bad):
         model.learn(5, reset_num_timesteps=False)
     np.testing.assert_array_equal(parameters(model), last_good)
     assert repr(model.policy.optimizer.state_dict()["state"]) in optimizer_state
+
+
+EVERY_ALGORITHM = [*ALGORITHMS, pytest.param(REINFORCE, id="REINFORCE")]
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_an_observation_that_is_nan_is_an_error_that_says_how_to_find_it(algorithm, first):
+    class NanFrom(ScriptedEnv):
+        def observe(self, ended=False):
+            return super().observe(ended) * (np.nan if self.t >= first else 1)
+
+    message = r"NaN among its parameters.*`VecCheckNan\(env, raise_exception=True\)`"
+    env = DummyVecEnv([lambda: NanFrom([1.0] * 20, terminations=(8, 17))])
+    model = algorithm("MlpPolicy", env, seed=0, device="cpu")
+    with pytest.raises(ValueError, match=message):
+        model.learn(16)
+    assert model.num_timesteps == first
+    with pytest.raises(ValueError, match=message):
+        model.predict(np.full((1, 1), np.nan, dtype=np.float32))
+    # What is found with it is said as it is, as is any other error
+    with pytest.raises(ValueError, match=r"found .* in observations"):
+        algorithm("MlpPolicy", VecCheckNan(env, raise_exception=True), device="cpu").learn(16)
+
+
+@pytest.mark.parametrize("policy", ["CnnPolicy", "MultiInputPolicy"])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_images_that_are_too_small_are_refused_with_the_smallest_size(algorithm, policy):
+    def make(height, width):
+        env = FakeImageEnv(screen_height=height, screen_width=width, n_channels=1)
+        if policy == "MultiInputPolicy":
+            env = TransformObservation(env, lambda obs: dict(image=obs), spaces.Dict(image=env.observation_space))
+        return algorithm(policy, env, device="cpu")
+
+    make(36, 36)
+    for size in ((35, 36), (36, 35)):
+        with pytest.raises(ValueError, match=r"too small.*NatureCNN.* at least 36 x 36.*ResizeObservation.*'MlpPolicy'"):
+            make(*size)
+    # Another error of the network stays what it is
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        kwargs = dict(features_extractor_class=Mock(side_effect=RuntimeError("mine")))
+        algorithm("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, device="cpu")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

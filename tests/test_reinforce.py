@@ -315,8 +315,10 @@ def test_actions_that_do_not_count_from_0_are_refused_with_the_cure(action_space
 
 def test_episodes_that_do_not_end_do_not_hang():
     model = REINFORCE("MlpPolicy", make_vec_env(lambda: Corridor((10**9,)), 1), device="cpu")
-    with pytest.warns(UserWarning, match="without an update"):
+    with pytest.warns(UserWarning, match="without an update") as warned:
         assert model.learn(50).num_timesteps == 50
+    # It points to the call of `learn`
+    assert warned[0].filename == __file__
 
 
 def test_a_call_of_learn_that_makes_no_update_says_what_it_had_and_what_it_needed():

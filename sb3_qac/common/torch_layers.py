@@ -17,8 +17,8 @@ class LeanNatureCNN(NatureCNN):
     """
     The Nature CNN, computed faster: the same layers, parameters and initial weights as SB3's ``NatureCNN``.
 
-    SB3's own policies have no hidden layers behind ``NatureCNN``, but two behind any other class. So give them ``net_arch=[]``
-    with this one. The policies of this package have none behind it either, unless ``net_arch`` is given.
+    SB3's policies, which REINFORCE has too, have no hidden layers behind ``NatureCNN``, but two behind any other class. So
+    give them ``net_arch=[]`` with this one. The policies of QA2C and QPPO have none behind it either by default.
 
     The layers see pixels. The weights of the first layer are divided by 255 instead of the pixels, as there are far fewer of
     them. Images are kept channels last, which makes convolutions faster. A policy may pass the pixels as they are (see

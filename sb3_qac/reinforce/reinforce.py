@@ -247,7 +247,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             f"`learn` ends after {self.num_timesteps - self._num_timesteps_at_start} steps without an update. An update needs "
             f"{needed.sum()} whole episodes, `n_episodes` of each environment, but {np.minimum(n_done, needed).sum()} have "
             "ended. Give more `total_timesteps`.",
-            stacklevel=5,
+            stacklevel=6,
         )
 
     def _for_env(self, actions: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import to_ale_vec_env
 from sb3_qac.common.minatar import check_minatar
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
-from sb3_qac.common.torch_layers import LeanNatureCNN
+from sb3_qac.common.torch_layers import LeanNatureCNN, default_net_arch
 from sb3_qac.common.wrappers import EpisodeReplay, NewGameOnReset
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import checkpoints_in
@@ -189,7 +189,7 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
     :raises ValueError: if the arguments have another network or another precision, and ``dtype`` would have no effect
     """
     policy_kwargs = dict(hyperparams.get("policy_kwargs") or {})
-    default = _default_extractor(algorithm, hyperparams["policy"])
+    default = _default_argument(algorithm, hyperparams["policy"], "features_extractor_class")
     if policy_kwargs.get("features_extractor_class", default) not in (NatureCNN, LeanNatureCNN):
         if dtype != "float32":
             raise ValueError(
@@ -203,29 +203,31 @@ def use_lean_cnn(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any], dt
         raise ValueError(
             f"`dtype` is {dtype!r}, but the hyperparameters have {given!r}. Give `--dtype {given}`, or remove theirs."
         )
-    policy_kwargs.update(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=extractor_kwargs)
-    if policy_kwargs.get("net_arch") is None:
-        # What SB3 chooses behind NatureCNN, and only there
-        policy_kwargs["net_arch"] = []
+    net_arch = policy_kwargs.get("net_arch", _default_argument(algorithm, hyperparams["policy"], "net_arch"))
+    policy_kwargs.update(
+        features_extractor_class=LeanNatureCNN,
+        features_extractor_kwargs=extractor_kwargs,
+        net_arch=default_net_arch(net_arch, LeanNatureCNN),
+    )
     hyperparams["policy_kwargs"] = policy_kwargs
     if algorithm.policy_aliases.get(hyperparams["policy"]) is ActorCriticCnnPolicy:
         # The same policy, without SB3's conversion of images to floats
         hyperparams["policy"] = PixelActorCriticCnnPolicy
 
 
-def _default_extractor(algorithm: type[BaseAlgorithm], policy: str | type[BasePolicy]) -> Any:
+def _default_argument(algorithm: type[BaseAlgorithm], policy: str | type[BasePolicy], name: str) -> Any:
     """
     :param algorithm: Algorithm
     :param policy: Name of a policy of the algorithm, or a class of the user's
-    :return: the features extractor that the policy has by default; None if that is not known
+    :param name: Argument of the policy, such as ``features_extractor_class``
+    :return: what the policy has by default; None if that is not known
     """
     if policy in ("CnnPolicy", "CnnLstmPolicy"):
-        return NatureCNN
+        return {"features_extractor_class": NatureCNN}.get(name)
     policy_class = algorithm.policy_aliases.get(policy, policy)  # type: ignore[arg-type]
     # A name that the algorithm does not have is refused by SB3
     parameters = {} if isinstance(policy_class, str) else inspect.signature(policy_class).parameters
-    extractor = parameters.get("features_extractor_class")
-    return None if extractor is None else extractor.default
+    return parameters[name].default if name in parameters else None
 
 
 def use_device_buffer(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any]) -> None:

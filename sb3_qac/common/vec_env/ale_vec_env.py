@@ -92,7 +92,8 @@ class AleVecEnv(VecEnv):
             check_integer("seed", seed, minimum=0, maximum=2**63 - n_envs)
         check_number("action_repeat_probability", action_repeat_probability, maximum=1)
         check_choice("render_mode", render_mode, (None, "rgb_array"))
-        self.spec = spec_of(env_id, env_kwargs or {})
+        env_kwargs = dict(env_kwargs or {})
+        self.spec = spec_of(env_id, env_kwargs)
         game = game_arguments(self.spec)
         if action_repeat_probability > 0 and game["repeat_action_probability"] > 0:
             raise ValueError(
@@ -135,7 +136,7 @@ class AleVecEnv(VecEnv):
             clip_reward=clip_reward,
             action_repeat_probability=action_repeat_probability,
             fire_reset=fire_reset,
-            env_kwargs=env_kwargs or {},
+            env_kwargs=env_kwargs,
         )
         self._envs_arguments = dict(game=game["game"], num_envs=n_envs, **settings)
         # Its threads do not exist in a forked process
