@@ -32,6 +32,7 @@ import wandb
 import yaml
 from filelock import FileLock
 from gymnasium import spaces
+from matplotlib.figure import Figure
 from rl_zoo3.callbacks import RawStatisticsCallback, SaveVecNormalizeCallback, TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
 from sb3_contrib import RecurrentPPO
@@ -68,10 +69,9 @@ from sb3_qac.common.files import read_json
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume import callback as resume_callback
-from sb3_qac.resume.callback_state import is_service
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.resume.logs import pack_log, read_log, rewrite_log, unpack_log
-from sb3_qac.resume.state import StateError, get_values, objects_in, set_values
+from sb3_qac.resume.state import StateError, get_values, is_constant, objects_in, set_values
 from sb3_qac.resume.wandb import WandbOutputFormat
 from sb3_qac.zoo.resume import unfinished_run
 from tests.envs import InterruptAt, Interrupted, Unrepeatable
@@ -836,14 +836,81 @@ def test_extra_state_of_a_policy_goes_on(tmp_path):
         assert model.policy.updates == steps // 32
 
 
-def test_an_argument_that_a_callback_changes_is_named_in_a_warning(tmp_path):
-    change = Sets(64, lambda model: setattr(model, "ent_coef", 0.5))
-    message = "ent_coef is 0.5, and was 0.0.* a resume will refuse the checkpoints"
-    with pytest.warns(UserWarning, match=message) as caught:
-        make_model(A2C).learn(192, [change, ExactCheckpointCallback(tmp_path, save_freq=32)])
-    assert len(caught) == 1
-    with pytest.raises(CheckpointError, match=r"ent_coef is 0\.0, and was 0\.5"):
-        make_model(A2C).learn(192, [change, ExactCheckpointCallback(tmp_path, save_freq=32)])
+def test_an_argument_that_a_callback_changes_goes_on(tmp_path):
+    def learn(folder, steps):
+        change = Sets(64, lambda model: setattr(model, "ent_coef", 0.5))
+        return make_model(A2C).learn(steps, [change, ExactCheckpointCallback(folder, save_freq=32, verbose=0)])
+
+    straight = learn(tmp_path / "one", 192)
+    learn(tmp_path / "other", 96)
+    # What was given is still compared
+    with pytest.raises(CheckpointError, match=r"another training: ent_coef is 0\.5, and was 0\.0"):
+        resume(make_model(A2C, ent_coef=0.5), tmp_path / "other")
+    resumed = learn(tmp_path / "other", 192)
+    assert resumed.ent_coef == 0.5
+    assert_same_parameters(resumed, straight)
+
+
+def test_a_schedule_that_a_callback_replaces_is_named_in_warnings(tmp_path):
+    def learn(steps, step):
+        change = Sets(step, lambda model: setattr(model, "clip_range", LinearSchedule(0.3, 0.1, 1.0)))
+        make_model(PPO).learn(steps, [change, ExactCheckpointCallback(tmp_path, save_freq=32, verbose=0)])
+
+    with pytest.warns(
+        UserWarning, match=r"do not have clip_range\..*: clip_range is \[0\.3, 0\.2\d*\], and was \[0\.2, 0\.2\]"
+    ) as said:
+        learn(192, step=64)
+    assert len(said) == 1
+    with pytest.warns(UserWarning, match=r"not resumed exactly, because .* does not have clip_range: taken from this start"):
+        learn(256, step=None)
+
+
+class Adapts(A2C):
+    """An algorithm of the user's, whose attributes are its state."""
+
+    def __init__(self, *args, scale=1.0, **kwargs):
+        self.scale, self.factor, self.statistics = scale, 1.0, RunningMeanStd(shape=())
+        self.rng, self.history = np.random.default_rng(3), []
+        super().__init__(*args, **kwargs)
+
+    def train(self):
+        self.factor *= 1.01
+        self.scale += self.rng.random()
+        self.statistics.update(self.rollout_buffer.rewards.flatten())
+        self.history.append(Fraction(1, 1 + len(self.history)))
+        self.made_later = {"updates": len(self.history)}
+        self.rollout_buffer.advantages *= self.scale * self.factor / (1 + self.statistics.var)
+        super().train()
+
+
+def test_attributes_of_the_users_own_algorithm_go_on(tmp_path):
+    def learn(folder, steps):
+        return make_model(Adapts).learn(steps, ExactCheckpointCallback(folder, verbose=0))
+
+    straight = learn(tmp_path / "one", 192)
+    learn(tmp_path / "other", 96)
+    resumed = learn(tmp_path / "other", 192)
+    assert_same_parameters(resumed, straight)
+    for name in ("factor", "scale", "history", "made_later"):
+        assert getattr(resumed, name) == getattr(straight, name)
+    assert resumed.rng.random() == straight.rng.random() and resumed.statistics.mean == straight.statistics.mean
+    # As without the callback
+    assert resume(make_model(Adapts), tmp_path / "other").history == straight.history
+    # What has not changed is not written
+    assert load_checkpoint(checkpoints_in(tmp_path / "other")[0]).state["algorithm"].keys() == {"statistics", "rng"}
+
+
+def test_a_network_that_the_users_own_algorithm_does_not_name_is_said_to_be_lost(tmp_path):
+    class HasTarget(A2C):
+        def _setup_model(self):
+            super()._setup_model()
+            self.target = th.nn.Linear(1, 1)
+
+    with pytest.warns(UserWarning, match=r"Checkpoints do not have HasTarget\.target.*cannot be taken"):
+        make_model(HasTarget).learn(64, ExactCheckpointCallback(tmp_path))
+    with pytest.warns(UserWarning) as said:
+        make_model(HasTarget).learn(128, ExactCheckpointCallback(tmp_path))
+    assert "not resumed exactly, because" in str(said[0].message) and "HasTarget.target" in str(said[0].message)
 
 
 def test_several_checkpoint_callbacks_are_refused(tmp_path):
@@ -1686,13 +1753,15 @@ def test_a_class_may_be_registered_as_one_without_state(tmp_path):
 
 def test_methods_of_displays_and_services_are_no_state():
     bar = tqdm(total=1, disable=True)
-    assert is_service(bar) and is_service(bar.update) and is_service(functools.partial(bar.update, 1))
-    assert not is_service(print) and not is_service(random.Random(0).random)
+    for value in (bar, bar.update, functools.partial(bar.update, 1), (bar, [None, bar.update])):
+        assert is_constant(value, set())
+    for value in (random.Random(0).random, [bar, 1], None, [], [None]):
+        assert not is_constant(value, set())
 
 
 def test_a_part_of_a_callback_that_is_missing_is_asked_for(tmp_path):
     make_model(QA2C).learn(64, [Holder(Games()), ExactCheckpointCallback(tmp_path)])
-    with pytest.raises(StateError, match=r"Holder\.extra is a builtins.NoneType, but its saved state is that of a .*Games"):
+    with pytest.raises(StateError, match=r"Holder\.extra has no state of its own, but its saved state is that of a .*Games"):
         make_model(QA2C).learn(128, [Holder(None), ExactCheckpointCallback(tmp_path)])
 
 
@@ -1799,18 +1868,69 @@ def test_the_users_list_of_callbacks_stays_as_it_is(tmp_path):
     assert len(both.callbacks) == 2
 
 
-def test_state_that_can_no_longer_be_read_does_not_stop_a_training(tmp_path):
+def test_what_can_no_longer_be_kept_of_a_callback_is_left_out_and_said(tmp_path):
     class Breaking(Holder):
+        def __init__(self):
+            super().__init__(None)
+            self.rng = np.random.default_rng(0)
+
         def _on_step(self):
             if self.num_timesteps == 640:
-                self.extra = object()
+                # Its generator is the callback's, which is kept
+                self.extra = types.SimpleNamespace(rng=self.rng, unknown=object())
+            self.drawn = self.rng.random()
             return True
 
-    with pytest.warns(UserWarning, match=r"No checkpoint of step .* Breaking\.extra .* The training continues") as caught:
-        model = make_model(QA2C).learn(1000, [Breaking(1), ExactCheckpointCallback(tmp_path, save_freq=200)])
+    def learn(steps):
+        callback = Breaking()
+        make_model(QA2C).learn(steps, [callback, ExactCheckpointCallback(tmp_path, save_freq=200)])
+        return callback
+
+    with pytest.warns(
+        UserWarning, match=r"Checkpoints do not have Breaking\.extra\..*: The state of .*unknown .* cannot be"
+    ) as said:
+        drawn = learn(1000).drawn
+    assert len(said) == 1 and [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [672, 896, 1024]
+    with pytest.warns(UserWarning, match=r"not resumed exactly, because .* does not have Breaking\.extra: taken from"):
+        callback = learn(1000)
+    assert callback.drawn == drawn and callback.extra is None
+
+
+def test_what_can_no_longer_be_read_of_an_environment_does_not_stop_a_training(tmp_path):
+    def change(model):
+        model.env.envs[0].unwrapped.extra = object()
+
+    with pytest.warns(UserWarning, match=r"No checkpoint of step .*extra .* The training continues") as caught:
+        model = make_model(QA2C).learn(1000, [Sets(640, change), ExactCheckpointCallback(tmp_path, save_freq=200)])
     assert model.num_timesteps == 1024
-    # Rollouts are of 32 steps. At 672, 896 and the end
+    # Rollouts are of 32 steps. At 640, 864 and the end
     assert len(caught) == 3 and [int(path.name[5:17]) for path in checkpoints_in(tmp_path)] == [0, 224, 448]
+
+
+class Plots(BaseCallback):
+    """As PlottingCallback in SB3's tutorial: a plot from its first step on."""
+
+    def __init__(self):
+        super().__init__()
+        self._plot, self.axes, self.n_drawn = None, None, 0
+
+    def _on_step(self):
+        if self._plot is None:
+            fig = Figure()
+            (self.axes,) = (fig.subplots(2, 2),)
+            (line,) = self.axes[0, 0].plot([], [])
+            self._plot = (line, self.axes[0, 0], fig)
+        self._plot[0].set_data(range(self.num_timesteps), range(self.num_timesteps))
+        self.n_drawn += 1
+        return True
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
+def test_a_callback_that_plots_has_checkpoints(order, tmp_path):
+    straight, resumed = straight_and_resumed(Plots, tmp_path, order)
+    assert resumed.n_drawn == straight.n_drawn == 200
+    # The last steps only, in a plot of its own
+    assert resumed._plot[0].axes is resumed.axes[0, 0] and resumed._plot is not straight._plot
 
 
 def test_a_signal_inside_a_write_to_stderr_is_no_error(tmp_path, monkeypatch, capfd):
@@ -2209,9 +2329,12 @@ def test_logs_become_what_they_were_and_not_much_longer_than_their_part_of_the_c
             unpack_log(damaged)
 
     folder = tmp_path / "checkpoints"
-    make_model(QA2C, tmp_path).learn(128, ExactCheckpointCallback(folder))
-    model = make_model(QA2C, tmp_path)
+    first, model = make_model(QA2C, tmp_path), make_model(QA2C, tmp_path)
+    first.learn(128, ExactCheckpointCallback(folder))
     before = parameters_of(model)
     with pytest.raises(CheckpointError, match="more than 100 times as long"):
         resume_edited(folder, lambda state: state["logs"].__setitem__(0, packed), model)
     assert same(parameters_of(model), before) and (tmp_path / "0.monitor.csv").stat().st_size < 1000
+    for trained in (first, model):
+        trained.logger.close()
+        trained.env.close()

@@ -14,6 +14,19 @@ from gymnasium import spaces
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, th.Generator)
 
 
+def checked(state: Any) -> Any:
+    """
+    :param state: State of a generator of NumPy, from a file that may be anybody's
+    :return: the state
+    :raises ValueError: if it would make NumPy, which does not look, read outside of the generator's numbers
+    """
+    parts = [state, state.get("state")] if isinstance(state, dict) else [{"pos": state[2]}]
+    for name, size in (("pos", 624), ("buffer_pos", 4)):
+        if any(isinstance(part, dict) and not 0 <= part.get(name, 0) <= size for part in parts):
+            raise ValueError(f"the position of a random generator must be 0 to {size}")
+    return state
+
+
 def get_random_state(with_gpus: bool = True) -> dict[str, Any]:
     """
     :param with_gpus: Whether to include PyTorch's generators on GPUs, which takes memory there if nothing else uses them
@@ -93,7 +106,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     :param state: Result of ``get_random_state``
     """
     random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
+    np.random.set_state(checked(state["numpy"]))
     th.set_rng_state(state["torch"])
     # A training may be resumed on a machine with fewer GPUs, or none
     if len(state["cuda"]) <= th.cuda.device_count():

@@ -28,8 +28,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import make_folder, write_atomically
 from sb3_qac.common.random_state import get_random_state, random_state, seeded_random_state, set_random_state
-from sb3_qac.resume.callback_state import callback_settings, callback_state, flatten
-from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, save_checkpoint
+from sb3_qac.resume.callback_state import CALLBACK_ATTRIBUTES_SKIPPED, callback_settings, callback_state, flatten
+from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, restoring, save_checkpoint
 from sb3_qac.resume.environments import NEW_EPISODES, begin_new_episodes, restore_environments, take_environments
 from sb3_qac.resume.identity import (
     check_same_number,
@@ -48,11 +48,29 @@ from sb3_qac.resume.logs import (
     sync_files,
     unpack_log,
 )
-from sb3_qac.resume.model import check_supported, model_state, parts_of, restore_model
+from sb3_qac.resume.model import (
+    check_supported,
+    model_state,
+    parts_of,
+    plain_attributes,
+    restore_model,
+    without_settings,
+)
 from sb3_qac.resume.signals import DeferredSignals
-from sb3_qac.resume.state import StateError, is_plain, objects_in, restore_attributes, set_attributes
+from sb3_qac.resume.state import (
+    ObjectState,
+    StateError,
+    check_objects,
+    equal,
+    is_plain,
+    objects_in,
+    restore_attributes,
+    set_attributes,
+)
 from sb3_qac.resume.wandb import WandbOutputFormat, active_wandb_run, wandb_identity
 
+# Attributes of the logger: what was recorded and not yet written
+LOGGED = ("name_to_value", "name_to_count", "name_to_excluded")
 # Seconds of training to each second that writing a checkpoint took, before the next one is due by time
 SECONDS_PER_SECOND_OF_SAVING = 50
 
@@ -134,9 +152,11 @@ class ExactCheckpointCallback(BaseCallback):
         self._objects_before: dict[str, str] = {}
         # The other callbacks, and their settings when the training started, by identity: a dataclass has no hash
         self._settings: dict[int, tuple[BaseCallback, dict[str, Any]]] = {}
-        # The algorithm's settings when the training started, and those that have changed since
+        # The algorithm's settings and attributes when the training started
         self._settings_at_start: dict[str, Any] = {}
-        self._changed_settings: set[str] = set()
+        self._attributes_at_start: dict[str, Any] = {}
+        # What checkpoints do not have, so that a resume is not exact
+        self._left_out: set[str] = set()
         self._evaluation_random_state: dict[str, Any] = {}
         # Rows for W&B of an earlier start, compressed, while this one logs to no run of W&B
         self._wandb_rows: bytes | None = None
@@ -172,7 +192,7 @@ class ExactCheckpointCallback(BaseCallback):
             raise ValueError("There are several `ExactCheckpointCallback` among the callbacks: give `learn` one of them.")
         self._rollout_is_complete, self._state_to_restore, self._wandb_rows = False, None, None
         self._objects, self._objects_before = None, {}
-        self._changed_settings = set()
+        self._left_out = set()
         # As new, because it may have been used in another training
         self.iteration = self._log_interval_callback.offset = 0
         self._saved_at, self._evaluated = -1, False
@@ -200,17 +220,25 @@ class ExactCheckpointCallback(BaseCallback):
 
         for callback in self._callbacks():
             self._settings.setdefault(id(callback), (callback, callback_settings(callback)))
+        self._settings_at_start = training_settings(self.model)
+        self._attributes_at_start = plain_attributes(self.model)
         self._log_to_wandb(folder)
 
         checkpoint = newest_checkpoint(folder)
         if checkpoint is not None:
-            check_same_training(self.model, checkpoint)
-            self._check_same_call(checkpoint)
-            self._restore(checkpoint.state)
+            with restoring(checkpoint):
+                check_same_training(self.model, checkpoint)
+                self._check_same_call(checkpoint)
+                self._restore(checkpoint.state)
+            if checkpoint.state["left_out"]:
+                warnings.warn(
+                    f"This training is not resumed exactly, because {checkpoint.path} does not have "
+                    f"{', '.join(checkpoint.state['left_out'])}: taken from this start.",
+                    stacklevel=2,
+                )
             if self.verbose >= 1:
                 how = " with new episodes" if self.new_episodes else ""
                 print(f"Resuming from step {self.model.num_timesteps}{how} ({checkpoint.path})")
-        self._settings_at_start = training_settings(self.model)
         self._write_run_file(finished=False)
         # `learn` may be called while another error is being handled
         self._error_at_start = sys.exc_info()[1]
@@ -330,45 +358,63 @@ class ExactCheckpointCallback(BaseCallback):
     def _checked_state(self) -> dict[str, Any]:
         """
         :return: result of ``_state``
-        :raises StateError: if the next start will not have an object whose state is in it
+        :raises StateError: if a state cannot be taken, or the next start will not have an object whose state is in it. After
+            the start, attributes of callbacks and of the algorithm are left out instead, with a warning, because the rest of
+            a long training is worth more.
         """
-        state = self._state()
+        is_start = self._objects is None
+        left_out: dict[str, str] = {}
+        state = self._state(left_out, strict=is_start)
         # Evaluations create the objects of their environments, and a resume resets these too
-        objects = dict(objects_in(state["env"], "the environment"))
-        for name, values in (*state["callbacks"], ("the rollout buffer", state["rollout_buffer"])):
-            for key, value in values.items():
-                objects.update(objects_in(value, f"{name}.{key}"))
+        required = {"the environment": state["env"], "the rollout buffer": ObjectState("", state["rollout_buffer"])}
+        further = [*state["callbacks"], [type(self.model).__name__, state["algorithm"]]]
         if self._objects is None:
             # What was restored may lack an object that the next start has, such as one that is gone for a part of an episode
-            self._objects = {**self._objects_before, **objects}
-        for place, kind in objects.items():
+            self._objects = dict(self._objects_before)
+            for name, part in (*required.items(), *((name, ObjectState("", values)) for name, values in further)):
+                self._objects.update(objects_in(part, name))
+        for name, part in required.items():
+            if reason := self._reason_against(part, name):
+                raise StateError(reason)
+        for name, values in further:
+            reasons = {key: self._reason_against(value, f"{name}.{key}") for key, value in values.items()}
+            for key, reason in reasons.items():
+                if reason is not None:
+                    left_out[f"{name}.{key}"] = reason
+                    del values[key]
+        # Settings that have changed and are not in the state, such as a schedule that a callback has replaced
+        different = different_settings(state["training"], self._settings_at_start)
+        kept = {"VecNormalize", *state["algorithm"]}
+        left_out.update({name: f"{text} when the training started." for name, text in different.items() if name not in kept})
+        for name in sorted(left_out.keys() - self._left_out):
+            warnings.warn(f"Checkpoints do not have {name}. A resume takes that of its start: {left_out[name]}", stacklevel=2)
+        self._left_out |= left_out.keys()
+        return {**state, "training": self._settings_at_start, "objects": self._objects, "left_out": sorted(left_out)}
+
+    def _reason_against(self, state: Any, name: str) -> str | None:
+        """
+        :param state: Result of ``get_state``
+        :param name: What to call it
+        :return: why a checkpoint cannot have it: the next start will not have an object whose state is in it
+        """
+        assert self._objects is not None
+        for place, kind in objects_in(state, name):
             if self._objects.get(place) != kind:
                 before = self._objects.get(place, "not there")
-                raise StateError(
+                return (
                     f"{place} is a {kind}, and was {before} when the training started, so a resume would not have it. "
                     "Create it in the constructor, in `reset` or in `_on_training_start`."
                     + (f" {NEW_EPISODES}" if place.startswith("the environment") else "")
                 )
-        self._warn_of_changed_settings(state["training"])
-        return {**state, "objects": self._objects}
+        return None
 
-    def _warn_of_changed_settings(self, settings: dict[str, Any]) -> None:
+    def _state(self, left_out: dict[str, str], strict: bool) -> dict[str, Any]:
         """
-        :param settings: Result of ``training_settings``
+        :param left_out: Attributes of the algorithm and of callbacks whose state cannot be taken are added to it, with the
+            reason
+        :param strict: Whether those of callbacks are an error instead
+        :return: everything that the next update depends on, as plain data
         """
-        different = different_settings(settings, self._settings_at_start)
-        changed = [text for name, text in different.items() if name not in self._changed_settings]
-        self._changed_settings |= different.keys()
-        if changed:
-            warnings.warn(
-                f"{' and '.join(changed)} when this training started, so a resume will refuse the checkpoints from here on as "
-                "those of another training. Give a schedule that depends on the progress only, instead of changing an "
-                "argument.",
-                stacklevel=2,
-            )
-
-    def _state(self) -> dict[str, Any]:
-        """:return: everything that the next update depends on, as plain data"""
         model, logger = self.model, self.model.logger
         assert isinstance(model, OnPolicyAlgorithm)
         tensorboard = [f for f in logger.output_formats if isinstance(f, TensorBoardOutputFormat)]
@@ -381,7 +427,8 @@ class ExactCheckpointCallback(BaseCallback):
             *map(id, flatten(self.locals["callback"])),
             *map(id, parts_of(model)),
         }
-        state = model_state(model, seen, self.new_episodes)
+        state = model_state(model, seen, left_out, self.new_episodes)
+        before = self._attributes_at_start
         evaluation_envs = []
         for env in self._evaluation_envs():
             seen_there: set[int] = set()
@@ -391,11 +438,19 @@ class ExactCheckpointCallback(BaseCallback):
             seen.update(id(env) for callback in self._callbacks() for env in environments_of(callback).values())
         return {
             **state,
+            "algorithm": {
+                name: value
+                for name, value in state["algorithm"].items()
+                if not (name in before and equal(value, before[name]))
+            },
             "random": get_random_state(),
             "evaluation_random": self._evaluation_random_state,
             "evaluation_envs": evaluation_envs,
             "callbacks": [
-                [type(callback).__name__, callback_state(callback, self._settings_of(callback), seen, model.policy)]
+                [
+                    type(callback).__name__,
+                    callback_state(callback, self._settings_of(callback), seen, model.policy, None if strict else left_out),
+                ]
                 for callback in self._callbacks()
             ],
             "iteration": self.iteration,
@@ -403,8 +458,7 @@ class ExactCheckpointCallback(BaseCallback):
             "new_episodes_at": self._new_episodes_at,
             "continues": self._continues,
             "logger": {
-                name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)}
-                for name in ("name_to_value", "name_to_count", "name_to_excluded")
+                name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)} for name in LOGGED
             },
             "csv_keys": [list(f.keys) for f in logger.output_formats if isinstance(f, CSVOutputFormat)],
             "tensorboard": [os.path.relpath(f.writer.log_dir, self.folder) for f in tensorboard],
@@ -429,7 +483,8 @@ class ExactCheckpointCallback(BaseCallback):
         restore_model(self.model, state, self.new_episodes)
         called_before = self._called_before()
         for callback, (_, values) in zip(self._callbacks(), state["callbacks"], strict=True):
-            plain = {name: value for name, value in values.items() if is_plain(value)}
+            kept = without_settings(callback, values, CALLBACK_ATTRIBUTES_SKIPPED)
+            plain = {name: value for name, value in kept.items() if is_plain(value)}
             # A copy: they may change the values before these are restored a second time
             set_attributes(callback, copy.deepcopy(plain) if id(callback) in called_before else plain)
         seed, steps = self.model.seed, self.model.num_timesteps
@@ -469,10 +524,13 @@ class ExactCheckpointCallback(BaseCallback):
         """
         # Callbacks before this one were already called for this rollout, as when the checkpoint was written
         called_before = self._called_before()
-        for callback, (name, values) in zip(self._callbacks(), state["callbacks"], strict=True):
-            left = {key: value for key, value in values.items() if id(callback) in called_before or not is_plain(value)}
+        here = self._state({}, strict=False)["callbacks"]
+        for callback, (name, values), (_, own) in zip(self._callbacks(), state["callbacks"], here, strict=True):
+            kept = without_settings(callback, values, CALLBACK_ATTRIBUTES_SKIPPED)
+            left = {key: value for key, value in kept.items() if id(callback) in called_before or not is_plain(value)}
             if self.new_episodes:
                 left = {key: value for key, value in left.items() if key not in environments_of(callback)}
+            check_objects(own, left, name)
             restore_attributes(callback, left, name)
         self._restore_rows(state["logger"])
         set_random_state(state["random"])
@@ -486,8 +544,8 @@ class ExactCheckpointCallback(BaseCallback):
         """
         kept = rows["name_to_value"].keys()
         lost = rows["name_to_excluded"].keys() - kept
-        for name, values in rows.items():
-            recorded = getattr(self.model.logger, name)
+        for name in LOGGED:
+            recorded, values = getattr(self.model.logger, name), rows[name]
             # This start may have recorded them again
             again = {key: recorded[key] for key in lost if key in recorded}
             recorded.clear()

@@ -1,7 +1,6 @@
 """The state of the callbacks of a training."""
 
 import copy
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +9,11 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Event
 from torch import nn
 
 from sb3_qac.resume.identity import constructor_arguments
+from sb3_qac.resume.model import without_settings
 from sb3_qac.resume.state import StateError, equal, get_attributes, get_plain_attributes, get_values, items_by_key
 
 # Attributes of callbacks that belong to this process, and one that SB3's StopTrainingOnMaxEpisodes computes from a setting
 CALLBACK_ATTRIBUTES_SKIPPED = frozenset({"model", "parent", "locals", "globals", "verbose", "_total_max_episodes"})
-# Packages whose objects are displays or services: they are not part of a callback's state
-SERVICES = ("matplotlib", "optuna", "rich", "tensorboard", "torch.utils.tensorboard", "tqdm", "wandb")
 
 
 def flatten(callback: BaseCallback) -> Iterator[BaseCallback]:
@@ -37,29 +35,39 @@ def _(obj: BaseCallback, name: str, seen: set[int]) -> dict[str, Any]:
     return get_attributes(obj, name, seen, CALLBACK_ATTRIBUTES_SKIPPED)
 
 
-def callback_state(callback: BaseCallback, settings: dict[str, Any], seen: set[int], policy: nn.Module) -> dict[str, Any]:
+def callback_state(
+    callback: BaseCallback,
+    settings: dict[str, Any],
+    seen: set[int],
+    policy: nn.Module,
+    left_out: dict[str, str] | None = None,
+) -> dict[str, Any]:
     """
     :param callback: A callback
     :param settings: Result of ``callback_settings``
     :param seen: Identities of objects that it may refer to but does not own
     :param policy: Policy, to whose tensors it may refer too
+    :param left_out: If given, attributes whose state cannot be taken are left out, and added to it with the reason
     :return: the state of its attributes by name, without settings that have not changed
     :raises StateError: if the state of an attribute cannot be taken; the message names the attribute
     """
-    name = type(callback).__name__
-    skipped = {key for key, value in vars(callback).items() if is_service(value) or refers_to(policy, value, f"{name}.{key}")}
-    values = get_attributes(callback, name, seen, CALLBACK_ATTRIBUTES_SKIPPED | skipped)
-    return {name: value for name, value in values.items() if not (name in settings and equal(value, settings[name]))}
-
-
-def is_service(value: Any) -> bool:
-    """
-    :param value: Value of a callback's attribute
-    :return: Whether it is a display, or the handle of a service, or a method of one
-    """
-    value = getattr(value, "func", value) if isinstance(value, functools.partial) else value
-    value = getattr(value, "__self__", value)
-    return f"{type(value).__module__}.".startswith(tuple(f"{package}." for package in SERVICES))
+    name, skipped = type(callback).__name__, set(CALLBACK_ATTRIBUTES_SKIPPED)
+    for key, value in vars(callback).items():
+        try:
+            if refers_to(policy, value, f"{name}.{key}"):
+                skipped.add(key)
+        except StateError as error:
+            if left_out is None:
+                raise
+            left_out[f"{name}.{key}"] = str(error)
+            skipped.add(key)
+    values = get_attributes(callback, name, seen, skipped, left_out)
+    changed = {key: value for key, value in values.items() if not (key in settings and equal(value, settings[key]))}
+    kept = without_settings(callback, changed, CALLBACK_ATTRIBUTES_SKIPPED)
+    if left_out is not None:
+        reason = "it is a string among the arguments of the constructor, and these are taken from each start"
+        left_out.update({f"{name}.{key}": reason for key in changed.keys() - kept.keys()})
+    return kept
 
 
 def refers_to(policy: nn.Module, value: Any, name: str) -> bool:

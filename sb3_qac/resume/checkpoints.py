@@ -139,6 +139,22 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
+@contextlib.contextmanager
+def restoring(checkpoint: Checkpoint) -> Iterator[None]:
+    """
+    Around what sets the state of a checkpoint, which may be from somebody else.
+
+    :param checkpoint: The checkpoint
+    :raises CheckpointError: if something in it is missing, or is something else than what sb3_qac writes
+    """
+    try:
+        yield
+    except (CheckpointError, StateError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.path} cannot be restored ({type(error).__name__}: {error}).") from error
+
+
 def _is_good(path: Path) -> bool:
     try:
         _read(path)

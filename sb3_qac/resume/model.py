@@ -1,10 +1,12 @@
 """The state of a model: taken from one model, and set in another that was made in the same way."""
 
+import contextlib
 import copy
 import os
 import time
 import warnings
 from collections import deque
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +18,23 @@ from stable_baselines3.common.save_util import recursive_getattr
 
 from sb3_qac.common.files import read_json
 from sb3_qac.common.random_state import set_random_state
-from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint
+from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, restoring
 from sb3_qac.resume.environments import begin_new_episodes, restore_environments, take_environments
-from sb3_qac.resume.identity import check_same_training, training_settings, training_state
-from sb3_qac.resume.state import get_attributes, is_plain, items_by_key, restore_attributes
+from sb3_qac.resume.identity import (
+    SCHEDULES,
+    check_same_training,
+    constructor_arguments,
+    training_settings,
+    training_state,
+)
+from sb3_qac.resume.state import (
+    check_objects,
+    get_attributes,
+    get_plain_attributes,
+    is_plain,
+    items_by_key,
+    restore_attributes,
+)
 
 SelfOnPolicyAlgorithm = TypeVar("SelfOnPolicyAlgorithm", bound=OnPolicyAlgorithm)
 # State of a model's training, without its policy
@@ -34,6 +49,11 @@ MODEL_ATTRIBUTES = (
     "_last_obs",
     "_last_episode_starts",
     "_last_original_obs",
+)
+# Further ones of SB3's: parts that have their state elsewhere, and what each start sets or is compared in another way
+MODEL_ATTRIBUTES_SKIPPED = frozenset(
+    "env _vec_normalize_env observation_space action_space policy rollout_buffer policy_kwargs rollout_buffer_kwargs verbose "
+    "tensorboard_log seed start_time _total_timesteps _custom_logger _stats_window_size".split()
 )
 # Of a rollout buffer: those of the model
 BUFFER_ATTRIBUTES_SKIPPED = frozenset({"observation_space", "action_space", "device"})
@@ -52,13 +72,58 @@ def check_supported(model: BaseAlgorithm) -> None:
         raise ValueError("A training with generalized state-dependent exploration or an LSTM cannot be resumed exactly.")
 
 
+def network_of(model: OnPolicyAlgorithm) -> list[Any]:
+    """
+    :param model: Model
+    :return: the model, the parts of its policy, and its optimizer
+    """
+    return [model, model.policy.optimizer, *model.policy.modules(), *model.policy.parameters()]
+
+
 def parts_of(model: OnPolicyAlgorithm) -> list[Any]:
     """
     :param model: Model
     :return: the model and the objects that belong to it
     """
-    parts = [value for value in vars(model).values() if not is_plain(value)]
-    return [model, *parts, model.policy.optimizer, *model.policy.modules(), *model.policy.parameters()]
+    return [*network_of(model), *(value for value in vars(model).values() if not is_plain(value))]
+
+
+def without_settings(obj: Any, values: dict[str, Any], skipped: Container[str]) -> dict[str, Any]:
+    """
+    :param obj: A callback or a model
+    :param values: State of its attributes by name, maybe from the checkpoint of somebody else
+    :param skipped: Names of attributes that no checkpoint holds
+    :return: the state without those, and without strings among the arguments of the constructor, because they may be paths
+    """
+    arguments = constructor_arguments(obj)
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in skipped and not (name in arguments and str in (type(value), type(vars(obj).get(name))))
+    }
+
+
+def names_kept_elsewhere(model: BaseAlgorithm) -> set[str]:
+    """
+    :param model: Model
+    :return: names of its attributes that are not of the user's own, or that the checkpoint has in another place
+    """
+    modules, tensors = model._get_torch_save_params()
+    saved = {name.partition(".")[0] for name in (*modules, *tensors)}
+    schedules = {name for name, value in vars(model).items() if isinstance(value, SCHEDULES)}
+    return {*MODEL_ATTRIBUTES, *MODEL_ATTRIBUTES_SKIPPED, *training_state(model), *saved, *schedules}
+
+
+def own_state(model: OnPolicyAlgorithm, seen: set[int], left_out: dict[str, str]) -> dict[str, Any]:
+    """
+    :param model: Model
+    :param seen: Identities of the objects inside its environment
+    :param left_out: Attributes whose state cannot be taken are added to it, with the reason
+    :return: the state of its further attributes, such as those of an algorithm of the user's
+    """
+    seen = {*seen, *map(id, network_of(model))}
+    values = get_attributes(model, type(model).__name__, seen, names_kept_elsewhere(model), left_out)
+    return without_settings(model, values, ())
 
 
 def buffer_state(model: OnPolicyAlgorithm, seen: set[int]) -> dict[str, Any]:
@@ -96,10 +161,30 @@ def further_modules(model: OnPolicyAlgorithm) -> tuple[dict[str, Any], dict[str,
     }
 
 
-def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None, new_episodes: bool = False) -> dict[str, Any]:
+def plain_attributes(model: BaseAlgorithm) -> dict[str, Any]:
+    """
+    :param model: Model that begins to train
+    :return: copies of its further attributes that are plain data, to tell which of them the training changes
+    """
+    names = vars(model).keys() - names_kept_elsewhere(model)
+    copies = {}
+    for name in names & get_plain_attributes(model).keys():
+        # A tensor that was computed with gradients has no copy, and counts as one that changes
+        with contextlib.suppress(RuntimeError):
+            copies[name] = copy.deepcopy(getattr(model, name))
+    return copies
+
+
+def model_state(
+    model: OnPolicyAlgorithm,
+    seen: set[int] | None = None,
+    left_out: dict[str, str] | None = None,
+    new_episodes: bool = False,
+) -> dict[str, Any]:
     """
     :param model: Model, between two updates
     :param seen: Set to which the identities of the environment and of all objects inside it are added
+    :param left_out: Dictionary to which attributes of the model are added whose state cannot be taken, with the reason
     :param new_episodes: Whether a resume begins new episodes
     :return: the identity of the training, and everything that the next update depends on, as plain data
     """
@@ -124,6 +209,7 @@ def model_state(model: OnPolicyAlgorithm, seen: set[int] | None = None, new_epis
         "modules": {name: copy.deepcopy(module.state_dict()) for name, module in modules.items()},
         "tensors": {name: tensor.detach().clone() for name, tensor in tensors.items()},
         "rollout_buffer": buffer_state(model, {*seen_in_env, *map(id, parts_of(model))}),
+        "algorithm": own_state(model, seen_in_env, {} if left_out is None else left_out),
         "env": env,
     }
 
@@ -136,7 +222,13 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
     :raises StateError: if the state of the environments cannot be restored
     """
     assert isinstance(model, OnPolicyAlgorithm) and model.env is not None
-    # First, because environments that differ are refused, and then the model stays as it is
+    seen: set[int] = set()
+    take_environments(model.env, "the environment", seen, new_episodes)
+    here = buffer_state(model, {*seen, *map(id, parts_of(model))}), own_state(model, seen, {})
+    algorithm = without_settings(model, state["algorithm"], names_kept_elsewhere(model))
+    # First, because what differs is refused, and then the model stays as it is
+    check_objects(here[0], state["rollout_buffer"], "the rollout buffer")
+    check_objects(here[1], algorithm, type(model).__name__)
     if new_episodes:
         steps = state["model"]["num_timesteps"]
         first_obs = begin_new_episodes(model.env, state["env"], None if model.seed is None else (model.seed, steps, 0))
@@ -153,7 +245,9 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
         tensors[name].data.copy_(tensor)
     if state["rollout_buffer"]:
         restore_attributes(model.rollout_buffer, state["rollout_buffer"], "the rollout buffer")
-    vars(model).update(state["model"])
+    restore_attributes(model, algorithm, type(model).__name__)
+    # Only these: the checkpoint may be from somebody else
+    vars(model).update({name: state["model"][name] for name in (*MODEL_ATTRIBUTES, *training_state(model))})
     if new_episodes:
         model._last_obs = first_obs  # type: ignore[assignment]
         model._last_episode_starts = np.ones(model.n_envs, dtype=bool)
@@ -188,9 +282,10 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike, new_episodes: 
     if model._last_obs is None:
         assert model.env is not None
         model.env.reset()
-    check_same_training(model, checkpoint)
-    restore_model(model, checkpoint.state, new_episodes)
-    set_random_state(checkpoint.state["random"])
+    with restoring(checkpoint):
+        check_same_training(model, checkpoint)
+        restore_model(model, checkpoint.state, new_episodes)
+        set_random_state(checkpoint.state["random"])
     run = read_json(path / "run.json") if path.is_dir() else {}
     if run.get("finished") and run.get("num_timesteps", 0) > model.num_timesteps:
         warnings.warn(

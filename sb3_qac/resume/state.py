@@ -11,10 +11,12 @@ import datetime
 import enum
 import functools
 import io
+import os
 import random
 import re
 import sys
 import types
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
@@ -36,7 +38,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 from torch.utils.hooks import RemovableHandle
 
-from sb3_qac.common.random_state import GENERATORS, generator_state
+from sb3_qac.common.random_state import GENERATORS, checked, generator_state
 
 # Attributes that describe how an object was built
 SKIPPED_ATTRIBUTES = frozenset({"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"})
@@ -61,6 +63,8 @@ CONSTANTS = (
     RemovableHandle,
     gym.envs.registration.EnvSpec,
 )
+# Packages whose objects are displays or services
+SERVICES = ("logging", "matplotlib", "optuna", "rich", "tensorboard", "torch.utils.tensorboard", "tqdm", "wandb")
 # Of pygame: what shows and plays a game
 PYGAME_CONSTANTS = frozenset({"Surface", "Clock", "Font", "Sound", "Color"})
 # Values that never change: from a value to the arguments that make it again, and what takes them
@@ -240,19 +244,65 @@ def _excluded(obj: Any) -> Container[str]:
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:
     """
-    Counterpart of ``get_plain_attributes``.
+    Counterpart of ``get_plain_attributes``. What is no state stays as it is, and so do paths.
 
     :param obj: Object that was built in the same way
     :param values: Result of ``get_plain_attributes``
     """
     for name, value in values.items():
         current = vars(obj).get(name)
+        if is_constant(current, set()) or _has_foreign_path(value, current, vars(obj), f"{type(obj).__name__}.{name}"):
+            continue
         if type(value) is dict and isinstance(current, dict) and type(current) is not dict:
             # Keep the class of a `Counter` or another subclass of dict
             current.clear()
             current.update(value)
         else:
             vars(obj)[name] = _on_device_of(current, value)
+
+
+def _has_foreign_path(value: Any, current: Any, own: Any, name: str) -> bool:
+    """
+    A checkpoint may be from somebody else, or from another machine. Files are read and written where this start says.
+
+    :param value: Plain data of a checkpoint
+    :param current: What is to be replaced
+    :param own: All that belongs to the same object
+    :param name: What to call it in warnings
+    :return: Whether a path would come from the checkpoint that is in no folder that the object names; a warning says so
+    """
+    paths = [value] if isinstance(value, str) and any(_paths_in([current])) else list(_paths_in(value))
+    folders = [_absolute(path) for path in _paths_in(own)] if paths else []
+    foreign = [path for path in paths if not any(_absolute(path).is_relative_to(folder) for folder in folders)]
+    if foreign:
+        warnings.warn(
+            f"{name} is not restored, because the checkpoint has a path there that this start does not have, {foreign[0]!r}.",
+            stacklevel=2,
+        )
+    return bool(foreign)
+
+
+def _paths_in(value: Any) -> Iterator[str]:
+    """
+    :param value: Any object
+    :return: the paths in it and its containers that may lead out of the working folder, and addresses on the net
+    """
+    if isinstance(value, dict):
+        yield from _paths_in([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple | deque | set | frozenset):
+        for item in value:
+            yield from _paths_in(item)
+    elif isinstance(value, str | PurePath):
+        text = str(value)
+        # A quick look first. A single character is no path, but may be part of a map
+        if len(text) > 1 and ("/" in text or os.sep in text):
+            path = PurePath(text)
+            if path.anchor or ".." in path.parts or path.parts[0] == "~" or "://" in text:
+                yield text
+
+
+def _absolute(path: str) -> PurePath:
+    return PurePath(path if "://" in path else os.path.abspath(os.path.expanduser(path)))
 
 
 def _on_device_of(current: Any, value: Any) -> Any:
@@ -309,7 +359,7 @@ def set_state(obj: Any, state: Any, name: str = "object") -> None:
     :param name: What to call it in errors
     :raises StateError: if it is built differently; the message says where
     """
-    if not isinstance(state, ObjectState) or state.kind != kind_of(obj):
+    if not isinstance(state, ObjectState) or state.kind != kind_of(obj) or is_constant(obj, set()):
         found = state.kind if isinstance(state, ObjectState) else type(state).__name__
         raise StateError(f"{name} is a {kind_of(obj)}, but its saved state is that of a {found}: build it as it was.")
     set_values(obj, state.values, name)
@@ -370,12 +420,15 @@ def has_hidden_state(obj: Any) -> bool:
     return (in_c and not isinstance(obj, types.SimpleNamespace)) or not names <= {"__dict__", "__weakref__"}
 
 
-def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str]) -> dict[str, Any]:
+def get_attributes(
+    obj: Any, name: str, seen: set[int], skipped: Container[str], left_out: dict[str, str] | None = None
+) -> dict[str, Any]:
     """
     :param obj: An object
     :param name: What to call it in errors
     :param seen: Identities of objects whose state is already taken
     :param skipped: Names of attributes to leave out
+    :param left_out: If given, attributes whose state cannot be taken are left out, and added to it with the reason
     :return: Its state by name
     :raises StateError: if a part of it cannot be taken
     """
@@ -384,20 +437,33 @@ def get_attributes(obj: Any, name: str, seen: set[int], skipped: Container[str])
     for key, value in vars(obj).items():
         if key in skipped or key in excluded or is_constant(value, seen) or _is_seen(value, seen):
             continue
-        if is_plain(value):
-            values[key] = value
-        elif isinstance(value, enum.Enum):
-            # Its class is not found by its name, but this attribute has it. Several attributes may share one member
-            values[key] = ObjectState(kind_of(value), member_of(value))
-        elif _is_built_once(value):
-            states = {part: _state_of(item, f"{name}.{key}[{part!r}]", seen) for part, item in items_by_key(value).items()}
-            values[key] = states if isinstance(value, dict) else list(states.values())
-        else:
-            values[key] = _state_of(value, f"{name}.{key}", seen)
-            if isinstance(value, dict):
-                # As with other dictionaries, several attributes may have come to refer to it
-                seen.discard(id(value))
+        if left_out is None:
+            values[key] = _attribute_state(value, f"{name}.{key}", seen)
+            continue
+        seen_before = set(seen)
+        try:
+            values[key] = _attribute_state(value, f"{name}.{key}", seen)
+        except (StateError, RecursionError) as error:
+            left_out[f"{name}.{key}"] = str(error)
+            # Another attribute may have what was seen of this one
+            seen.intersection_update(seen_before)
     return values
+
+
+def _attribute_state(value: Any, name: str, seen: set[int]) -> Any:
+    if is_plain(value):
+        return value
+    if isinstance(value, enum.Enum):
+        # Its class is not found by its name, but this attribute has it. Several attributes may share one member
+        return ObjectState(kind_of(value), member_of(value))
+    if _is_built_once(value):
+        states = {part: _state_of(item, f"{name}[{part!r}]", seen) for part, item in items_by_key(value).items()}
+        return states if isinstance(value, dict) else list(states.values())
+    state = _state_of(value, name, seen)
+    if isinstance(value, dict):
+        # As with other dictionaries, several attributes may have come to refer to it
+        seen.discard(id(value))
+    return state
 
 
 def _is_built_once(value: Any) -> bool:
@@ -414,21 +480,23 @@ def is_constant(value: Any, seen: set[int]) -> bool:
     """
     :param value: Value of an attribute
     :param seen: Identities of objects whose state is already taken
-    :return: Whether it is no further state: code, a file, a description
+    :return: Whether it is no further state: code, a file, a description, a display, a service, or a container of these
     """
-    if isinstance(value, dict | list | tuple) and value and not is_plain(value):
-        return all(is_constant(item, seen) for item in (value.values() if isinstance(value, dict) else value))
+    items = value.flat if isinstance(value, np.ndarray) and value.dtype.hasobject else items_by_key(value).values()
+    if any(item is not None for item in items) and not is_plain(value):
+        # Displays that are made when they are needed are None before
+        return all(item is None or is_constant(item, seen) for item in items)
     if isinstance(value, functools.partial):
         return all(_is_fixed(item, seen) for item in (value.func, *value.args, *value.keywords.values()))
     if isinstance(value, METHODS):
         # Functions of modules have one too
         owner = value.__self__
         return owner is None or isinstance(owner, IMMUTABLE) or id(owner) in seen or is_constant(owner, seen)
-    package = type(value).__module__.partition(".")[0]
+    module = f"{type(value).__module__}."
     return (
         isinstance(value, CONSTANTS)
-        or package == "logging"
-        or (package == "pygame" and type(value).__name__ in PYGAME_CONSTANTS)
+        or module.startswith(tuple(f"{package}." for package in SERVICES))
+        or (module.startswith("pygame.") and type(value).__name__ in PYGAME_CONSTANTS)
     )
 
 
@@ -461,6 +529,21 @@ def objects_in(state: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, f"{type(state).__name__} of {len(items)} objects"
     for key, value in items.items():
         yield from objects_in(value, f"{name}[{key!r}]")
+
+
+def check_objects(here: dict[str, Any], there: dict[str, Any], name: str) -> None:
+    """
+    :param here: Result of ``get_attributes`` for an object of this process
+    :param there: Result of ``get_attributes`` of a checkpoint
+    :param name: What to call the object
+    :raises StateError: if the checkpoint has the state of an object that is not a part of this one, such as the model to which
+        it refers
+    """
+    objects = dict(objects_in(ObjectState("", here), name))
+    for place, kind in objects_in(ObjectState("", there), name):
+        if objects.get(place) != kind:
+            found = f"is a {objects[place]}" if place in objects else "has no state of its own"
+            raise StateError(f"{place} {found}, but its saved state is that of a {kind}: build it as it was.")
 
 
 @singledispatch
@@ -523,9 +606,10 @@ def _(obj: dict, name: str, seen: set[int]) -> dict[str, Any]:
 
 @set_values.register
 def _(obj: dict, values: dict[str, Any], name: str) -> None:
-    items = _on_device_of(obj, values["items"])
-    obj.clear()
-    obj.update(items)
+    if not _has_foreign_path(values["items"], None, obj, name):
+        items = _on_device_of(obj, values["items"])
+        obj.clear()
+        obj.update(items)
     restore_attributes(obj, values["attributes"], name)
 
 
@@ -555,9 +639,11 @@ def _(obj: functools.partial, name: str, seen: set[int]) -> dict[str, Any]:
 def _(obj: functools.partial, values: dict[str, Any], name: str) -> None:
     used = [obj.func, *obj.args, *obj.keywords.values()]
     for i, state in values.items():
+        if _is_fixed(used[int(i)], set()):
+            raise StateError(f"{name}[{i}] is {used[int(i)]!r}, which has no state: build it as it was.")
         if isinstance(state, ObjectState):
             set_state(used[int(i)], state, f"{name}[{i}]")
-        else:
+        elif not _has_foreign_path(state, None, used, f"{name}[{i}]"):
             # The same list or array may be an attribute too, which gets this one
             used[int(i)] = _on_device_of(used[int(i)], state)
     func, *arguments = used
@@ -579,7 +665,7 @@ def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
     kind, here = values["state"]["bit_generator"], bit_generator.state["bit_generator"]
     if kind != here:
         raise StateError(f"{name} is a {here} generator, but its saved state is that of a {kind}.")
-    bit_generator.state = values["state"]
+    bit_generator.state = checked(values["state"])
     if "seeds" in values and values["seeds"] != getattr(bit_generator.seed_seq, "state", None):
         # Not possible before NumPy 2
         with contextlib.suppress(TypeError):
@@ -588,7 +674,7 @@ def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
 
 @set_values.register
 def _(obj: np.random.RandomState, values: dict[str, Any], name: str) -> None:
-    obj.set_state(values["state"])
+    obj.set_state(checked(values["state"]))
 
 
 @set_values.register
@@ -618,7 +704,7 @@ def _(obj: spaces.Space, name: str, seen: set[int]) -> dict[str, Any]:
 @set_values.register
 def _(obj: spaces.Space, values: dict[str, Any], name: str) -> None:
     if values["generator"] is not None:
-        obj.np_random.bit_generator.state = values["generator"]
+        obj.np_random.bit_generator.state = checked(values["generator"])
     for part, state in zip(_parts(obj), values["parts"], strict=True):
         set_values(part, state, name)
 
