@@ -470,6 +470,9 @@ class HasEnvironment(BaseCallback):
         super().__init__()
         self.env = env
 
+    def _on_training_start(self):
+        self.env.reset()
+
     def _on_step(self):
         return True
 
