@@ -24,6 +24,7 @@ from sb3_qac.resume.state import (
     get_plain_attributes,
     get_state,
     get_values,
+    items_by_key,
     kind_of,
     set_attributes,
     set_state,
@@ -110,8 +111,9 @@ def environments_in(env: VecEnv) -> Iterator[VecEnv | gym.Env]:
         yield env
         env = env.venv
     yield env
-    for single in getattr(env, "envs", []):
-        yield from (*layers(single), single.unwrapped)
+    for single in items_by_key(getattr(env, "envs", None)).values():
+        if isinstance(single, gym.Env):
+            yield from (*layers(single), single.unwrapped)
 
 
 @contextlib.contextmanager
@@ -124,14 +126,15 @@ def naming_new_episodes() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise StateError(f"{str(error).removesuffix('.')}. {NEW_EPISODES}") from error
+        message = str(error).removesuffix(NEW_EPISODES).rstrip(" .")
+        raise StateError(f"{message}. {NEW_EPISODES}") from error
 
 
 @get_values.register
 def _(obj: SubprocVecEnv, name: str, seen: set[int]) -> dict[str, Any]:
     raise StateError(
         f"{name} runs its environments in other processes (SubprocVecEnv), where their state cannot be taken. "
-        "Use a DummyVecEnv, or for Atari an AleVecEnv."
+        f"Use a DummyVecEnv, or for Atari an AleVecEnv. {NEW_EPISODES}"
     )
 
 

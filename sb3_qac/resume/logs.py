@@ -15,6 +15,7 @@ from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from sb3_qac.resume.checkpoints import LARGEST_RATIO, CheckpointError
+from sb3_qac.resume.state import items_by_key
 
 
 def change_next_row(logger: Logger, iteration: int | None) -> None:
@@ -133,8 +134,8 @@ def results_writers(env: VecEnv) -> Iterator[ResultsWriter]:
         if not isinstance(env, VecEnvWrapper):
             break
         env = env.venv
-    for single_env in getattr(env, "envs", []):
-        layer: gym.Env = single_env
+    # In a `VecEnv` of one's own it may be anything
+    for layer in items_by_key(getattr(env, "envs", None)).values():
         while isinstance(layer, gym.Wrapper):
             if vars(layer).get("results_writer") is not None:
                 yield vars(layer)["results_writer"]
