@@ -4,9 +4,9 @@ import csv
 import sys
 
 import torch as th
-from runs import CANDIDATES, IDENTITY, RMSPROP
 from stable_baselines3.common.envs import IdentityEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
+from trials import CANDIDATES, IDENTITY, RMSPROP
 
 from sb3_qac import QA2C
 from sb3_qac.common.losses import corrected_advantages, state_values
