@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import types
 import uuid
 import zipfile
@@ -71,7 +72,17 @@ from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume import callback as resume_callback
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
 from sb3_qac.resume.logs import pack_log, read_log, rewrite_log, unpack_log
-from sb3_qac.resume.state import StateError, get_values, is_constant, objects_in, set_values
+from sb3_qac.resume.state import (
+    ObjectState,
+    StateError,
+    get_state,
+    get_values,
+    is_constant,
+    kind_of,
+    objects_in,
+    set_state,
+    set_values,
+)
 from sb3_qac.resume.wandb import WandbOutputFormat
 from sb3_qac.zoo.resume import unfinished_run
 from tests.envs import InterruptAt, Interrupted, Unrepeatable
@@ -2342,3 +2353,216 @@ def test_logs_become_what_they_were_and_not_much_longer_than_their_part_of_the_c
     for trained in (first, model):
         trained.logger.close()
         trained.env.close()
+
+
+class SavesIts(BaseCallback):
+    """Writes files where its attributes say, in all the ways in which they can."""
+
+    def __init__(self, folder, label="a"):
+        super().__init__()
+        self.folder, self.label, self.path = str(folder), label, Path(folder)
+        self.name = os.path.join(folder, "model")
+        self.options, self.saved = {"to": [self.name], "n": 1}, []
+        self.save = functools.partial(np.savez, self.name)
+        self.counts = Counter()
+
+    def _on_training_start(self):
+        # What is not its own
+        self.network, self.log = self.model.policy, self.logger
+        self.method = self.model.save
+
+    def _on_step(self):
+        self.options["n"] += 1
+        # Below its own folder, as a callback that keeps the last few models
+        self.saved.append(os.path.join(self.folder, str(self.num_timesteps)))
+        return True
+
+
+def hostile(state, values):
+    """:return: what a state would set; objects stand for those of the same class in this process"""
+    state["callbacks"][0][1].update(values)
+
+
+ELSEWHERE = "/elsewhere/evil"
+PLAIN = {
+    **dict(folder=ELSEWHERE, label="b", path=ELSEWHERE, name=ELSEWHERE, saved=[ELSEWHERE], counts={ELSEWHERE: 1}),
+    **dict(
+        options={"to": ["../../evil"], "n": 7}, save=ELSEWHERE, log=None, method=ELSEWHERE, made_up="https://evil.example/"
+    ),
+    **dict(model=None, parent=None, verbose=7, locals={"a": 1}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is not restored, because the checkpoint has a path there")
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
+def test_of_a_callback_no_paths_and_settings_are_taken(order, tmp_path):
+    def callbacks(steps):
+        return [SavesIts(tmp_path / "mine"), Sets(steps, None)][::order]
+
+    def edit(state):
+        (values,) = [values for name, values in state["callbacks"] if name == "SavesIts"]
+        assert values["options"]["n"] == 33 and len(values["saved"]) == 32
+        values.update({name: value for name, value in PLAIN.items() if name != only_kept})
+
+    for only_kept in (None, "saved"):
+        folder = tmp_path / str(only_kept)
+        make_model(QA2C).learn(128, [*callbacks(None), ExactCheckpointCallback(folder, verbose=0)])
+        mine = callbacks(None)
+        resume_edited(folder, edit, callbacks=mine)
+        (callback,) = [callback for callback in mine if isinstance(callback, SavesIts)]
+        assert (callback.folder, callback.label, callback.path) == (str(tmp_path / "mine"), "a", tmp_path / "mine")
+        assert callback.name == callback.options["to"][0] == callback.save.args[0] == str(tmp_path / "mine" / "model")
+        assert callback.options["n"] == 1 + 48 and not callback.counts and not hasattr(callback, "made_up")
+        assert callback.verbose == 0 and callback.log is callback.logger and callback.method == callback.model.save
+        # Paths in the folder that it was given are its own
+        steps = range(4 if only_kept else 132, 321, 4)
+        assert callback.saved == [str(tmp_path / "mine" / str(step)) for step in steps]
+
+
+@pytest.mark.parametrize("name", ["network", "log", "method", "model", "made_up"])
+def test_no_objects_are_changed_to_which_a_callback_only_refers(name, tmp_path):
+    make_model(QA2C).learn(128, [SavesIts(tmp_path), ExactCheckpointCallback(tmp_path / "checkpoints", verbose=0)])
+    model = make_model(QA2C)
+    kinds = dict(network=model.policy, log=Logger(None, []), method=model.save, model=model, made_up=model)
+    values = {"dir": ELSEWHERE, "gamma": 0.5, "n_steps": 7}
+    values = {"object": ObjectState(kind_of(model), values)} if name == "method" else values
+
+    def edit(state):
+        state["callbacks"][0][1][name] = ObjectState(kind_of(kinds[name]), values)
+
+    with pytest.raises(StateError, match=rf"SavesIts\.{name}") if name != "model" else contextlib.nullcontext():
+        resume_edited(tmp_path / "checkpoints", edit, model, [SavesIts(tmp_path)])
+    assert model.gamma == 0.99 and model.n_steps == 8 and not hasattr(model.policy, "gamma")
+
+
+class Records(gym.Wrapper):
+    """As gymnasium's ``RecordVideo``."""
+
+    def __init__(self, env, folder):
+        super().__init__(env)
+        self.video_folder, self.name_prefix, self.word = os.path.abspath(folder), "rl-video", "s/he"
+        self.write = functools.partial(print, [folder])
+
+    def step(self, action):
+        self.word += "!"
+        return super().step(action)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not restored, because the checkpoint has a path there")
+@pytest.mark.parametrize("change", [{"video_folder": ELSEWHERE}, {"video_folder": "evil"}, {"name_prefix": "../../evil"}])
+def test_wrappers_write_where_this_start_says(change, tmp_path):
+    def model():
+        env = make_vec_env("CartPole-v1", 1, seed=0, wrapper_class=Records, wrapper_kwargs=dict(folder=str(tmp_path)))
+        return QA2C("MlpPolicy", env, seed=0)
+
+    model().learn(128, ExactCheckpointCallback(tmp_path / "checkpoints", verbose=0))
+
+    def edit(state):
+        records = state["env"].values["envs"][0]
+        assert records.kind == kind_of(model().env.envs[0])
+        records.values.update(change)
+        records.values["write"] = ObjectState("functools.partial", {"1": [ELSEWHERE]})
+
+    env = resume_edited(tmp_path / "checkpoints", edit, model()).env.envs[0]
+    assert (env.video_folder, env.name_prefix, env.word) == (str(tmp_path), "rl-video", "s/he" + 320 * "!")
+    assert env.write.args == ([str(tmp_path)],)
+
+
+def test_of_a_model_only_its_state_is_taken(tmp_path):
+    make_model(Adapts).learn(128, ExactCheckpointCallback(tmp_path, verbose=0))
+    model = make_model(Adapts, tensorboard_log=None)
+    policy, env = model.policy, model.env
+
+    def edit(state):
+        assert state["algorithm"]["factor"] == 1.01**4
+        state["model"].update(tensorboard_log="evil", verbose=2, train=1, gamma=0.5)
+        state["algorithm"].update(tensorboard_log="evil", policy=None, env=None, _logger=None, device="cpu", extra=ELSEWHERE)
+
+    with pytest.warns(UserWarning, match=r"Adapts\.extra is not restored, because the checkpoint has a path there .*evil"):
+        resume_edited(tmp_path, edit, model)
+    assert model.tensorboard_log is None and model.policy is policy and model.env is env and model.verbose == 0
+    assert "train" not in vars(model) and not hasattr(model, "extra") and model.gamma == 0.99 and model.factor == 1.01**10
+
+
+def test_an_object_that_is_none_of_the_algorithms_is_refused(tmp_path):
+    make_model(QA2C, rollout_buffer_class=ScaledBuffer).learn(128, ExactCheckpointCallback(tmp_path, verbose=0))
+    for place in ("algorithm", "rollout_buffer"):
+        model = make_model(QA2C, rollout_buffer_class=ScaledBuffer)
+        model.mine = model.rollout_buffer.mine = model.policy
+        before = parameters_of(model)
+        foreign = ObjectState(kind_of(model.policy), {"training": False})
+        with pytest.raises(StateError, match=r"\.mine has no state of its own"):
+            resume_edited(tmp_path, lambda state, foreign=foreign, place=place: state[place].update(mine=foreign), model)
+        assert same(parameters_of(model), before)
+
+
+def test_only_what_a_logger_has_recorded_is_taken(tmp_path):
+    make_model(QA2C).learn(128, ExactCheckpointCallback(tmp_path, verbose=0))
+    model = make_model(QA2C)
+    resume_edited(tmp_path, lambda state: state["logger"].update(output_formats={}, dir=ELSEWHERE), model)
+    assert model.logger.output_formats == [] and model.logger.dir != ELSEWHERE
+
+
+@pytest.mark.parametrize("position", [-1, 625, 10**9])
+@pytest.mark.parametrize("kind", [np.random.MT19937, np.random.Philox, np.random.RandomState])
+def test_a_position_outside_of_a_generators_numbers_is_refused(kind, position):
+    """NumPy takes it, and the process dies when it draws."""
+
+    class Holds(gym.Env):
+        def __init__(self):
+            self.rng = kind(0) if kind is np.random.RandomState else np.random.Generator(kind(0))
+
+    state = get_state(Holds())
+    values = state.values["rng"].values
+    if kind is np.random.RandomState:
+        values["state"] = (*values["state"][:2], position, *values["state"][3:])
+    else:
+        (values["state"]["state"] if kind is np.random.MT19937 else values["state"])[
+            "pos" if kind is np.random.MT19937 else "buffer_pos"
+        ] = position
+    with pytest.raises(ValueError, match="the position of a random generator must be 0 to"):
+        set_state(Holds(), state)
+
+
+def damaged(value, rng):
+    """:return: a copy of plain data in which one thing is missing or another one"""
+    if isinstance(value, ObjectState) and rng.random() < 0.9:
+        return ObjectState(value.kind, damaged(value.values, rng))
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        rest = {name: item for name, item in value.items() if name != key}
+        return rest if rng.random() < 0.2 else {**rest, key: damaged(value[key], rng)}
+    if isinstance(value, list | tuple) and value and rng.random() < 0.9:
+        i = rng.randrange(len(value))
+        return type(value)([*value[:i], damaged(value[i], rng), *value[i + 1 :]])
+    return rng.choice(
+        [None, -1, 10**12, "text", b"bytes", [], {}, ELSEWHERE, np.zeros(3), th.zeros(2, 2), ObjectState("a.B", {})]
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damage_that_nobody_has_seen_is_refused_or_does_no_harm(tmp_path):
+    """As of an edited checkpoint: an error that says so, and no file elsewhere."""
+    rng = random.Random(0)
+
+    def callbacks():
+        return [SavesIts(tmp_path / "mine"), Observer(), ExactCheckpointCallback(tmp_path / "run", verbose=0)]
+
+    make_model(QA2C).learn(128, callbacks())
+    (tmp_path / "run" / "run.json").unlink()
+    state = load_checkpoint(checkpoints_in(tmp_path / "run")[-1]).state
+    n_refused = 0
+    for _ in range(40):
+        shutil.rmtree(tmp_path / "run")
+        save_checkpoint(tmp_path / "run", 200, damaged(state, rng))
+        model = make_model(QA2C)
+        try:
+            model.learn(132, callbacks())
+        except (CheckpointError, StateError):
+            n_refused += 1
+        except Exception as error:
+            # What the training itself makes of a number or an array that is another one
+            trained = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+            assert "_restore" not in trained and "_restore_after_start" not in trained
+    assert n_refused > 10
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}

@@ -101,10 +101,10 @@ class ExactCheckpointCallback(BaseCallback):
 
     Evaluations draw from random generators of their own, so that they do not change the training.
 
-    It works with every ``OnPolicyAlgorithm`` of SB3 that keeps no further state (A2C, PPO, QA2C) or names it in an attribute
-    ``training_state`` (QPPO). Environments must be in a ``DummyVecEnv`` or an ``AleVecEnv``, except with ``new_episodes``.
-    The state of the other callbacks is kept too: plain data, random generators, environments and objects made of them. A
-    callback with anything else is refused at the start.
+    It works with every ``OnPolicyAlgorithm`` of SB3 (A2C, PPO, QA2C, QPPO). Environments must be in a ``DummyVecEnv`` or an
+    ``AleVecEnv``, except with ``new_episodes``. The state of the other callbacks is kept too: plain data, random generators, environments and objects made of
+    them. A callback with anything else is refused at the start. Attributes of the algorithm that change are kept in the same
+    way, and what cannot be kept is named in a warning.
 
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints
@@ -160,8 +160,8 @@ class ExactCheckpointCallback(BaseCallback):
         self._evaluation_random_state: dict[str, Any] = {}
         # Rows for W&B of an earlier start, compressed, while this one logs to no run of W&B
         self._wandb_rows: bytes | None = None
-        # State that is restored only after every callback has started
-        self._state_to_restore: dict[str, Any] | None = None
+        # What is restored only after every callback has started
+        self._to_restore: Checkpoint | None = None
         self._error_at_start: BaseException | None = None
         self._signals = DeferredSignals(self._is_learning)
         self._lock: FileLock | None = None
@@ -190,7 +190,7 @@ class ExactCheckpointCallback(BaseCallback):
             )
         if sum(isinstance(callback, ExactCheckpointCallback) for callback in flatten(self.locals["callback"])) > 1:
             raise ValueError("There are several `ExactCheckpointCallback` among the callbacks: give `learn` one of them.")
-        self._rollout_is_complete, self._state_to_restore, self._wandb_rows = False, None, None
+        self._rollout_is_complete, self._to_restore, self._wandb_rows = False, None, None
         self._objects, self._objects_before = None, {}
         self._left_out = set()
         # As new, because it may have been used in another training
@@ -230,6 +230,7 @@ class ExactCheckpointCallback(BaseCallback):
                 check_same_training(self.model, checkpoint)
                 self._check_same_call(checkpoint)
                 self._restore(checkpoint.state)
+            self._to_restore = checkpoint
             if checkpoint.state["left_out"]:
                 warnings.warn(
                     f"This training is not resumed exactly, because {checkpoint.path} does not have "
@@ -270,9 +271,8 @@ class ExactCheckpointCallback(BaseCallback):
         return not self.locals.get("reset_num_timesteps", True)
 
     def _on_rollout_start(self) -> None:
-        if self._state_to_restore is not None:
-            self._restore_after_start(self._state_to_restore)
-            self._state_to_restore = None
+        if self._to_restore is not None:
+            self._restore_after_start(self._to_restore)
             # State that cannot be saved is refused now, not hours later
             self._checked_state()
         is_due = self.model.num_timesteps - self._saved_at >= self.save_freq or time.monotonic() >= self._next_save_time
@@ -295,10 +295,9 @@ class ExactCheckpointCallback(BaseCallback):
             return
         # RL Zoo also calls this after an interrupted update, which may be half done, and hides the interruption
         learn_is_done = self._is_learning(sys._getframe()) and sys.exc_info()[1] is self._error_at_start
-        if learn_is_done and self._state_to_restore is not None:
+        if learn_is_done and self._to_restore is not None:
             # This training had ended before. Another `learn` may continue it
-            self._restore_after_start(self._state_to_restore)
-            self._state_to_restore = None
+            self._restore_after_start(self._to_restore)
         if learn_is_done and self._rollout_is_complete:
             self.save()
         if learn_is_done and self._signals.pending is None:
@@ -500,7 +499,6 @@ class ExactCheckpointCallback(BaseCallback):
             self._new_episodes_at.append(steps)
         self._evaluation_random_state = state["evaluation_random"]
         self._objects_before = state["objects"]
-        self._state_to_restore = state
         self.iteration = self._log_interval_callback.offset = state["iteration"]
         self._saved_at = self.model.num_timesteps
         self._restore_logger(state)
@@ -516,24 +514,26 @@ class ExactCheckpointCallback(BaseCallback):
                     stacklevel=2,
                 )
 
-    def _restore_after_start(self, state: dict[str, Any]) -> None:
+    def _restore_after_start(self, checkpoint: Checkpoint) -> None:
         """
         Restore state that other callbacks may have changed or created when this training started.
 
-        :param state: Result of ``_state``
+        :param checkpoint: Checkpoint to resume from
         """
+        state, self._to_restore = checkpoint.state, None
         # Callbacks before this one were already called for this rollout, as when the checkpoint was written
         called_before = self._called_before()
-        here = self._state({}, strict=False)["callbacks"]
-        for callback, (name, values), (_, own) in zip(self._callbacks(), state["callbacks"], here, strict=True):
-            kept = without_settings(callback, values, CALLBACK_ATTRIBUTES_SKIPPED)
-            left = {key: value for key, value in kept.items() if id(callback) in called_before or not is_plain(value)}
-            if self.new_episodes:
-                left = {key: value for key, value in left.items() if key not in environments_of(callback)}
-            check_objects(own, left, name)
-            restore_attributes(callback, left, name)
-        self._restore_rows(state["logger"])
-        set_random_state(state["random"])
+        with restoring(checkpoint):
+            here = self._state({}, strict=False)["callbacks"]
+            for callback, (name, values), (_, own) in zip(self._callbacks(), state["callbacks"], here, strict=True):
+                kept = without_settings(callback, values, CALLBACK_ATTRIBUTES_SKIPPED)
+                left = {key: value for key, value in kept.items() if id(callback) in called_before or not is_plain(value)}
+                if self.new_episodes:
+                    left = {key: value for key, value in left.items() if key not in environments_of(callback)}
+                check_objects(own, left, name)
+                restore_attributes(callback, left, name)
+            self._restore_rows(state["logger"])
+            set_random_state(state["random"])
 
     def _restore_rows(self, rows: dict[str, dict[str, Any]]) -> None:
         """

@@ -69,7 +69,8 @@ class WandbOutputFormat(KVWriter):
         # `learn` may have been called before in this process, or ended in an error
         self.first_row = max(self.first_row, LOGGED.get(self.run, {}).get(Path(self.file.name), 0))
         for line in Path(self.file.name).read_text().splitlines():
-            row = json.loads(line)
+            # The checkpoint may be from somebody else, and W&B takes other values for files
+            row = {key: value for key, value in json.loads(line).items() if isinstance(value, int | float)}
             self._log(row, row.pop(ROW))
 
     def close(self) -> None:
