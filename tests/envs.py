@@ -1,7 +1,7 @@
 """Toy environments and helpers that several tests share."""
 
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -65,6 +65,35 @@ class Unrepeatable(gym.Env):
     def step(self, action):
         self.t += 1
         return np.array([random.SystemRandom().random()], np.float32), float(action), self.t % 20 == 0, False, {}
+
+
+class ObservationsOf(gym.Env):
+    """
+    Episodes of 20 steps with random observations.
+
+    :param space: Observation space, by its name in ``SPACES``
+    """
+
+    SPACES: ClassVar[dict[str, spaces.Space]] = {
+        "vectors": spaces.Box(-1, 1, (3,)),
+        "dictionaries": spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": spaces.Discrete(4)}),
+        "images": spaces.Box(0, 255, (48, 40, 3), np.uint8),
+        # NatureCNN needs 36 pixels
+        "small images": spaces.Box(0, 255, (35, 48, 3), np.uint8),
+    }
+
+    def __init__(self, space: str = "vectors", render_mode: str | None = None) -> None:
+        self.observation_space, self.action_space = self.SPACES[space], spaces.Discrete(3)
+        self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self.observation_space.sample(), float(action == 1), False, self.t >= 20, {}
 
 
 class Interrupted(Exception):

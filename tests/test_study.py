@@ -23,6 +23,7 @@ from unittest.mock import Mock
 import gymnasium as gym
 import numpy as np
 import pytest
+import rl_zoo3.exp_manager
 import torch as th
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -52,7 +53,7 @@ from sb3_qac.study import workers
 from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback, StopOnReturn
 from sb3_qac.study.catalogue import BENCHMARKED, STUDIES, field_name
-from sb3_qac.study.grid import make_grid, run_study, without_evaluation
+from sb3_qac.study.grid import make_grid, notes, run_study
 from sb3_qac.study.loading import load_run, load_study, read_config
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
 from sb3_qac.study.pack import command_of
@@ -988,13 +989,156 @@ def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
 def test_a_training_that_ends_before_its_first_evaluation_is_told(tmp_path, capsys):
     # The preset of QPPO has 50,000 steps, RL Zoo's of A2C 500,000
     runs = make_grid("CartPole-v1", ["qppo", "a2c"], [0, 1], tmp_path)
-    (line,) = without_evaluation(runs)
+    (line,) = notes(runs)
     assert line.startswith("qppo on CartPole-v1 may have no evaluation, because its 50,000 steps are fewer than")
-    assert not list(without_evaluation([replace(run, eval_freq=50_000) for run in runs[:2]]))
-    assert not list(without_evaluation([replace(run, n_timesteps=300_000) for run in runs]))
+    assert not list(notes([replace(run, eval_freq=50_000) for run in runs[:2]]))
+    assert not list(notes([replace(run, n_timesteps=300_000) for run in runs]))
     options = ["--steps", "200", "--algos", "a2c", "--seeds", "0", "--wandb", "disabled", "--output", str(tmp_path)]
-    assert main(["study", "CartPole-v1", *options]) == 0
+    assert main(["study", "CartPole-v1", *options, "--eval-freq", "300"]) == 0
     assert "study: a2c on CartPole-v1 may have no evaluation, because its 200 steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "eval_freq"),
+    [
+        (["pong"], 300_000),
+        (["pong", "--steps", "20000"], 5_000),
+        (["pong", "--steps", "2"], 1),
+        (["pong", "--steps", "20000", "--eval-freq", "300000"], 300_000),
+        # The preset has 50,000 steps
+        (["CartPole-v1", "--algos", "qppo"], 12_500),
+        (["cartpole", "--steps", "1000000"], 50_000),
+        # Short studies keep their own
+        (["tabular"], 50_000),
+        (["ladder"], 25_000),
+    ],
+)
+def test_a_short_training_is_evaluated_at_every_quarter(arguments, eval_freq, tmp_path):
+    runs = grid_of(make_parser().parse_args(["study", *arguments, "--seeds", "0"]), tmp_path)
+    assert {run.eval_freq for run in runs} == {eval_freq}
+
+
+def test_a_rollout_that_is_much_longer_than_the_training_is_told(tmp_path):
+    # RL Zoo's presets for every environment have SB3's 2,048 steps of PPO, and one environment
+    grid = functools.partial(make_grid, "FrozenLake-v1", ["ppo"], [0, 1], tmp_path)
+    (line,) = notes(grid(n_timesteps=20_000, eval_freq=1, hyperparams={"n_envs": 8}))
+    assert line.startswith("ppo on FrozenLake-v1 trains 32,768 steps instead of 20,000, because each rollout has 16,384 ")
+    # 2 % more
+    assert not list(notes(grid(n_timesteps=20_000, eval_freq=1)))
+
+
+def test_algorithms_with_other_numbers_of_environments_are_told(tmp_path):
+    algos = ["a2c", "qppo", "all-action"]
+    (line,) = notes(make_grid("FrozenLake-v1", [*algos, "ppo"], [0, 1], tmp_path, n_timesteps=81_920, eval_freq=1))
+    assert "on FrozenLake-v1 algorithms are compared that have different numbers of environments: " in line
+    assert "8 (a2c), 8 (qppo), 8 (all-action), 1 (ppo)." in line
+    assert not list(notes(make_grid("FrozenLake-v1", algos, [0], tmp_path, n_timesteps=81_920, eval_freq=1)))
+
+
+@pytest.fixture
+def mynet(tmp_path, monkeypatch):
+    """A module with networks and an environment of one's own."""
+    (tmp_path / "mynet.py").write_text(
+        "import gymnasium\n"
+        "import torch as th\n"
+        "from stable_baselines3.common.torch_layers import FlattenExtractor\n"
+        "from sb3_qac.qa2c import MlpPolicy\n"
+        "from tests.envs import ObservationsOf\n"
+        "class TinyNet(FlattenExtractor):\n"
+        "    pass\n"
+        "class TinyPolicy(MlpPolicy):\n"
+        "    pass\n"
+        "for space in ObservationsOf.SPACES:\n"
+        "    gymnasium.register(f'{space.title().replace(\" \", \"\")}-v0', ObservationsOf, kwargs={'space': space})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(gym.registry)
+    yield "mynet"
+    for env_id in gym.registry.keys() - before:
+        del gym.registry[env_id]
+    sys.modules.pop("mynet", None)
+    vars(rl_zoo3.exp_manager).pop("mynet", None)
+
+
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        ("policy: mynet.TinyPolicy", "TinyPolicy"),
+        ("policy: MlpPolicy, policy_kwargs: 'dict(features_extractor_class=mynet.TinyNet)'", "TinyNet"),
+    ],
+)
+def test_hyperparameters_name_classes_of_a_package_of_ones_own(entries, found, mynet, tmp_path):
+    (tmp_path / "mine.yml").write_text(f"Vectors-v0: {{n_timesteps: 16, n_envs: 1, {entries}}}")
+    (run,) = make_grid("Vectors-v0", ["qa2c"], [0], tmp_path, str(tmp_path / "mine.yml"), gym_packages=[mynet], **SMALL)
+    with model_of(run) as model:
+        assert found in (type(model.policy).__name__, type(model.policy.features_extractor).__name__)
+
+
+@pytest.mark.parametrize("algo", ["all-action", "qppo", "reinforce", "a2c", "ppo", "dqn"])
+@pytest.mark.parametrize(
+    ("env_id", "policy"),
+    [("Dictionaries-v0", "MultiInputPolicy"), ("Images-v0", "CnnPolicy"), ("SmallImages-v0", "MlpPolicy")],
+)
+def test_every_algorithm_of_a_study_has_a_policy_for_the_observations(algo, env_id, policy, mynet, tmp_path):
+    (run,) = make_grid(env_id, [algo], [0], tmp_path, gym_packages=[mynet], **SMALL, hyperparams={"n_envs": 2})
+    lines = list(notes([run]))
+    assert any(line.startswith(f"{run.algo} has {policy} on {env_id}") for line in lines) == (policy != "MlpPolicy")
+    with model_of(run) as model:
+        assert model.policy_class is model.policy_aliases[policy]
+
+
+def test_a_run_whose_policy_follows_from_its_observations_is_found_again(mynet, tmp_path, capsys):
+    options = ["--gym-packages", mynet, "--steps", "80", "--eval-episodes", "1", "--wandb", "disabled"]
+    command = [
+        "study",
+        "Dictionaries-v0",
+        "--algos",
+        "qa2c",
+        "a2c",
+        "--seeds",
+        "0",
+        *options,
+        "--output",
+        str(tmp_path / "study"),
+    ]
+    assert main(command) == 0
+    assert "study: qa2c has MultiInputPolicy on Dictionaries-v0 instead of" in capsys.readouterr().err
+    for run in (tmp_path / "study").glob("*/run.json"):
+        assert read_config(run.parent / "Dictionaries-v0" / "config.yml")["policy"] == "MultiInputPolicy"
+    before = content(tmp_path / "study")
+    assert main(command) == 0
+    assert content(tmp_path / "study") == before and "MultiInputPolicy" not in capsys.readouterr().err
+
+
+def test_params_replace_entries_of_the_presets_of_all_algorithms(tmp_path):
+    options = ["--steps", "80", "--eval-episodes", "1", "--seeds", "0", "--wandb", "disabled", "--output", str(tmp_path)]
+    given = ["n_envs:2", "normalize:True", "gamma:0.9", "policy_kwargs:'dict(activation_fn=nn.ReLU)'"]
+    assert main(["study", "CartPole-v1", "--algos", "all-action", "a2c", *options, "-params", *given]) == 0
+    for name in ("all-action_seed-0", "a2c_seed-0"):
+        config = read_config(tmp_path / name / "CartPole-v1" / "config.yml")
+        assert (config["n_envs"], config["normalize"], config["gamma"]) == (2, True, 0.9)
+        assert (tmp_path / name / "CartPole-v1" / "vecnormalize.pkl").is_file()
+        model = ALGOS[read_run(tmp_path / name).algo].load(tmp_path / name / "CartPole-v1.zip")
+        assert model.n_envs == 2 and model.policy.activation_fn is th.nn.ReLU
+    # Another setting is another run
+    with pytest.raises(SystemExit, match=r"There is a run with other settings .*`hyperparams` is"):
+        main(["study", "CartPole-v1", "--algos", "all-action", *options])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("gamma", "NAME:VALUE .*, but 'gamma' was given"),
+        ("policy:CnnPolicy", r"name 'CnnPolicy' is not defined"),
+        ("policy_kwargs:dict(activation_fn=nn.ReLU)", "Classes are named in a text"),
+        ("beta:0.5", "`-params` has beta, which the name all-action already sets"),
+        ("ent_ceof:1", "`-params` has the entry 'ent_ceof' for CartPole-v1, which is neither"),
+    ],
+)
+def test_params_that_cannot_be_used_are_refused_before_any_training(entry, message, tmp_path):
+    with pytest.raises(SystemExit, match=f"^study: .*{message}"):
+        main(["study", "CartPole-v1", "--algos", "all-action", "--output", str(tmp_path), "-params", entry])
+    assert not list(tmp_path.rglob("run.json"))
 
 
 # RL Zoo's PPO for Pendulum has state-dependent exploration

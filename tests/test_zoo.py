@@ -23,6 +23,7 @@ import pytest
 import torch as th
 import yaml
 from filelock import FileLock
+from gymnasium.envs.registration import EnvSpec
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 
@@ -33,6 +34,7 @@ from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.zoo import search_space
 from sb3_qac.zoo.registration import REGISTRATIONS
 from sb3_qac.zoo.resume import resume_wandb, unfinished_run, without_checkpoints
+from tests.envs import ObservationsOf
 
 PRESETS = yaml.safe_load(zoo.presets("qa2c").read_text())
 ARGUMENTS = ["--algo", "qa2c", "--env", "CartPole-v1"]
@@ -792,6 +794,55 @@ def test_every_preset_makes_a_model(algo, env_id, n_timesteps, tmp_path):
     model.learn(model.n_steps)
     assert manager.n_timesteps == n_timesteps
     model.env.close()
+
+
+@pytest.mark.parametrize("algo", ["qa2c", "qppo", "reinforce", "a2c"])
+@pytest.mark.parametrize(
+    ("space", "given", "policy"),
+    [
+        ("vectors", {}, "MlpPolicy"),
+        ("dictionaries", {}, "MultiInputPolicy"),
+        ("images", {}, "CnnPolicy"),
+        ("small images", {}, "MlpPolicy"),
+        # What is asked for stays
+        ("images", {"policy": "MlpPolicy"}, "MlpPolicy"),
+        ("images", {"policy_kwargs": "dict(features_extractor_class=SharedMlp, net_arch=[])"}, "MlpPolicy"),
+        ("images", {"normalize": True}, "MlpPolicy"),
+        ("images", {"env_wrapper": "gymnasium.wrappers.FlattenObservation"}, "MlpPolicy"),
+        ("dictionaries", {"env_wrapper": "gymnasium.wrappers.FlattenObservation"}, "MlpPolicy"),
+        (
+            "dictionaries",
+            {"vec_env_wrapper": {"stable_baselines3.common.vec_env.VecExtractDictObs": {"key": "a"}}},
+            "MlpPolicy",
+        ),
+    ],
+)
+def test_the_policy_of_the_default_preset_follows_from_the_observations(
+    algo, space, given, policy, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(gym.registry, "Mine-v0", EnvSpec("Mine-v0", ObservationsOf, kwargs={"space": space}))
+    manager = ExperimentManager(
+        argparse.Namespace(), algo, "Mine-v0", str(tmp_path), eval_freq=-1, hyperparams=given, verbose=0, seed=0
+    )
+    hyperparams, saved = manager.read_hyperparameters()
+    if algo == "a2c":
+        # As RL Zoo has it
+        policy = "MlpPolicy"
+    assert hyperparams["policy"] == saved["policy"] == policy
+    line = f"{algo} has {policy} on Mine-v0 instead of the MlpPolicy of the preset `default`, because its observations are"
+    assert (line in capsys.readouterr().out) == (policy != "MlpPolicy")
+    if algo != "a2c":
+        model, _ = manager.setup_experiment()
+        model.env.close()
+        assert model.policy_class is model.policy_aliases[policy]
+
+
+def test_the_policy_of_an_entry_for_an_environment_stays(tmp_path, monkeypatch):
+    (tmp_path / "mine.yml").write_text("Mine-v0: {n_timesteps: 100, policy: MlpPolicy}")
+    monkeypatch.setitem(gym.registry, "Mine-v0", EnvSpec("Mine-v0", ObservationsOf, kwargs={"space": "images"}))
+    config = str(tmp_path / "mine.yml")
+    manager = ExperimentManager(argparse.Namespace(), "qa2c", "Mine-v0", str(tmp_path), config=config, verbose=0)
+    assert manager.read_hyperparameters()[0]["policy"] == "MlpPolicy"
 
 
 def test_samples_of_reinforces_search_space_are_arguments_of_the_algorithm():

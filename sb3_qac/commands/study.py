@@ -1,6 +1,7 @@
 """``python -m sb3_qac study``: a grid of trainings."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ from typing import Any
 
 from sb3_qac.commands import HelpFormatter, add_training_options
 from sb3_qac.common.checks import check_device, check_number
-from sb3_qac.study.catalogue import RUNGS, STUDIES, field_name, study_of
+from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS, field_name, study_of
 
 
 def add_parser(commands: Any) -> None:
@@ -34,7 +35,9 @@ def add_parser(commands: Any) -> None:
     study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm; default: 0 100")
     study.add_argument("--steps", type=int, help="environment steps of each run; default: as in the preset")
     study.add_argument("--stop-return", type=float, help="stop a training when an evaluation reaches this mean return")
-    study.add_argument("--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000")
+    study.add_argument(
+        "--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000, or a quarter of the run"
+    )
     study.add_argument(
         "--eval-from",
         type=float,
@@ -54,6 +57,14 @@ def add_parser(commands: Any) -> None:
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of the faster network for Atari games"
     )
     study.add_argument("--conf-file", help="YAML file with hyperparameters for all algorithms; default: each algorithm's own")
+    study.add_argument(
+        "-params",
+        "--hyperparams",
+        nargs="+",
+        metavar="NAME:VALUE",
+        default=[],
+        help="entries that replace those of the presets of all algorithms, as in RL Zoo: -params n_envs:16 normalize:True",
+    )
     add_training_options(study)
     study.add_argument(
         "--ray",
@@ -88,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
-    from sb3_qac.study.grid import check_ray_address, reason_of_failure, run_study, what_is_resumed, without_evaluation
+    from sb3_qac.study.grid import check_ray_address, notes, reason_of_failure, run_study, what_is_resumed
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
@@ -98,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
             check_ray_address(args.ray)
         runs = grid_of(args, folder)
         make_folder(folder)
-        for line in without_evaluation(runs):
+        # Variants of an algorithm have the same
+        for line in dict.fromkeys(notes([run for run in runs if not run.finished])):
             print(f"study: {line}", file=sys.stderr)
     except ValueError as error:
         sys.exit(f"study: {error}")
@@ -157,7 +169,7 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     :return: its runs
     :raises ValueError: for a value that is not allowed
     """
-    from sb3_qac.study.grid import make_grid
+    from sb3_qac.study.grid import make_grid, with_evaluations
 
     # By the names of the options; the settings of a run have others
     for name in ("jobs", "threads", "eval_freq", "eval_episodes", "steps"):
@@ -170,12 +182,13 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
         raise ValueError(f"`--dtype` is {args.dtype!r}, but with `--stock` networks are always in float32.")
     given = {name: value for name, value in vars(args).items() if value is not None}
     asked = argparse.Namespace(**{**vars(study_of(args.env)), **given})
-    return make_grid(
+    runs = make_grid(
         asked.env,
         asked.algos,
         asked.seeds,
         folder,
         args.conf_file,
+        hyperparams_given(args.hyperparams, asked.algos),
         n_timesteps=asked.steps,
         stop_return=args.stop_return,
         eval_freq=asked.eval_freq,
@@ -190,6 +203,34 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
         gym_packages=args.gym_packages,
         new_episodes=args.new_episodes,
     )
+    return with_evaluations(runs) if args.eval_freq is None else runs
+
+
+def hyperparams_given(entries: Sequence[str], algos: Sequence[str]) -> dict[str, Any]:
+    """
+    :param entries: Entries of ``-params``
+    :param algos: Requested algorithms
+    :return: the entries, evaluated as in RL Zoo
+    :raises ValueError: if one cannot be evaluated or kept, or makes an algorithm another one than its name says
+    """
+    from rl_zoo3.utils import StoreDict
+
+    given: dict[str, Any] = {}
+    for entry in entries:
+        parsed = argparse.Namespace()
+        try:
+            StoreDict([], "entry")(argparse.ArgumentParser(), parsed, [entry])
+            json.dumps(parsed.entry)
+        except Exception as error:
+            raise ValueError(
+                f"`-params` takes NAME:VALUE with a value of Python, such as gamma:0.9 or policy:\"'CnnPolicy'\", but "
+                f"{entry!r} was given: {error}. Classes are named in a text: policy_kwargs:\"'dict(activation_fn=nn.ReLU)'\"."
+            ) from None
+        given |= parsed.entry
+    for algo in algos:
+        if fixed := given.keys() & TASKS.get(field_name(algo), ("", {}))[1]:
+            raise ValueError(f"`-params` has {', '.join(sorted(fixed))}, which the name {algo} already sets.")
+    return given
 
 
 def check_ladder(algos: Sequence[str] | None, stop_return: float | None) -> None:

@@ -224,6 +224,10 @@ def hyperparams_of(run: Run) -> dict[str, Any]:
     :return: its hyperparameters: those of its preset or file, and the run's own
     :raises ValueError: if the file cannot be used
     """
+    return _read_hyperparams(run)[1]
+
+
+def _read_hyperparams(run: Run) -> tuple[StudyManager, dict[str, Any]]:
     manager = StudyManager(run)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -239,28 +243,73 @@ def hyperparams_of(run: Run) -> dict[str, Any]:
             "environment, or a Python file (.py) that has them in `hyperparams`."
         ) from None
     for name, value in hyperparams.items():
-        finding = f"{manager.config} has the entry {name!r} for {run.env_id}"
+        source = "`-params`" if name in run.hyperparams else manager.config
+        finding = f"{source} has the entry {name!r} for {run.env_id}"
         check_entry(finding, name, value, run.algo, ZOO_ENTRIES | OTHER_ENTRIES)
         if name in COUNTS:
             check_number(f"{name}` for `{run.env_id}` in `{manager.config}", value, minimum=1)
     missing = [name for name in ("n_timesteps", "policy") if name not in hyperparams]
     if missing:
         raise ValueError(f"{manager.config} has no entry {missing[0]!r} for {run.env_id}.")
-    return hyperparams
+    return manager, hyperparams
 
 
-def without_evaluation(runs: Sequence[Run]) -> Iterator[str]:
+def steps_of(run: Run, hyperparams: dict[str, Any]) -> int:
+    """
+    :param run: A run
+    :param hyperparams: Its hyperparameters
+    :return: environment steps for which it is planned
+    """
+    return run.n_timesteps or int(float(hyperparams["n_timesteps"]))
+
+
+def with_evaluations(runs: Sequence[Run]) -> list[Run]:
     """
     :param runs: Runs of a study
-    :return: a line of text for each algorithm and environment whose training ends before its first evaluation
+    :return: the same, each with an evaluation at least at every quarter
     """
     # One run of each is enough: the seeds have the same settings
-    for run in {(run.group, run.env_id): run for run in runs}.values():
-        steps = run.n_timesteps or int(float(hyperparams_of(run)["n_timesteps"]))
+    steps = {(run.group, run.env_id): steps_of(run, hyperparams_of(run)) for run in _one_of_each(runs)}
+    return [replace(run, eval_freq=max(min(run.eval_freq, steps[run.group, run.env_id] // 4), 1)) for run in runs]
+
+
+def _one_of_each(runs: Sequence[Run]) -> list[Run]:
+    return list({(run.group, run.env_id): run for run in runs}.values())
+
+
+def notes(runs: Sequence[Run]) -> Iterator[str]:
+    """
+    :param runs: Runs of a study
+    :return: lines of text about what their trainings do, and nobody might expect
+    """
+    n_envs: dict[str, dict[str, int]] = {}
+    for run in _one_of_each(runs):
+        manager, hyperparams = _read_hyperparams(run)
+        name, group = f"{field_name(run.group)} on {run.env_id}", field_name(run.group)
+        n = n_envs.setdefault(run.env_id, {})[group] = hyperparams.get("n_envs", 1)
+        if manager.policy_choice:
+            yield manager.policy_choice
+        steps = steps_of(run, hyperparams)
         if steps < run.eval_freq:
             yield (
-                f"{field_name(run.group)} on {run.env_id} may have no evaluation, because its {steps:,} steps are fewer than "
-                f"those between two evaluations, {run.eval_freq:,}. `--eval-freq` sets these."
+                f"{name} may have no evaluation, because its {steps:,} steps are fewer than those between two evaluations, "
+                f"{run.eval_freq:,}. `--eval-freq` sets these."
+            )
+        n_steps = hyperparams.get(
+            "n_steps", getattr(inspect.signature(ALGOS[run.algo]).parameters.get("n_steps"), "default", 1)
+        )
+        trained = -(-steps // (n * n_steps)) * n * n_steps
+        if trained > 1.05 * steps:
+            yield (
+                f"{name} trains {trained:,} steps instead of {steps:,}, because each rollout has {n * n_steps:,} (`n_steps` "
+                f"{n_steps:,} x `n_envs` {n})."
+            )
+    for env_id, by_group in n_envs.items():
+        if len(set(by_group.values())) > 1:
+            listed = ", ".join(f"{n} ({group})" for group, n in by_group.items())
+            yield (
+                f"on {env_id} algorithms are compared that have different numbers of environments: {listed}. "
+                "`-params n_envs:8` gives all of them 8."
             )
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import io
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 import yaml
+from rl_zoo3 import exp_manager
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
@@ -54,6 +56,10 @@ class StudyManager(ExperimentManager):
 
     :param run: The run
     """
+
+    # Not only those of our algorithms: they are compared
+    fits_every_policy = True
+    policy_choice = ""
 
     def __init__(self, run: Run) -> None:
         import_packages(run.gym_packages)
@@ -172,6 +178,9 @@ def import_packages(names: Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
+            # RL Zoo evaluates `policy_kwargs` in its module, where they may name classes of these packages
+            root = name.partition(".")[0]
+            vars(exp_manager).setdefault(root, sys.modules[root])
         except (ImportError, TypeError, ValueError) as error:
             # The others are for a relative name, such as that of a file, and an empty one
             raise ValueError(

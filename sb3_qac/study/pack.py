@@ -54,7 +54,7 @@ N_DIGITS = 6
 OPTIONS = {
     "n_timesteps": ("--steps", 0),
     "stop_return": ("--stop-return", None),
-    "eval_freq": ("--eval-freq", 300_000),
+    "eval_freq": ("--eval-freq", None),
     "eval_from": ("--eval-from", None),
     "n_eval_episodes": ("--eval-episodes", 30),
     "dtype": ("--dtype", "float32"),

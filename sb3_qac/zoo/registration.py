@@ -23,6 +23,7 @@ from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.reinforce import REINFORCE
+from sb3_qac.zoo.policy import fit_policy
 from sb3_qac.zoo.resume import resume_exactly, resume_wandb
 from sb3_qac.zoo.search_space import SAMPLERS, convert_params
 
@@ -86,6 +87,11 @@ def _check_manager(exp_manager: ModuleType) -> None:
         _check_zoo(exp_manager, hasattr(manager_class, name), f"a method `{name}` of `ExperimentManager`")
 
 
+def _is_ours(exp_manager: ModuleType, algo: str) -> bool:
+    # Not an algorithm of the user's with the same name
+    return algo in ALGORITHMS and exp_manager.ALGOS.get(algo) is ALGORITHMS[algo]
+
+
 def _register_presets(exp_manager: ModuleType) -> None:
     init = exp_manager.ExperimentManager.__init__
     signature = inspect.signature(init)
@@ -94,9 +100,7 @@ def _register_presets(exp_manager: ModuleType) -> None:
     def init_with_presets(*args: Any, **kwargs: Any) -> None:
         call = signature.bind(*args, **kwargs)
         algo = call.arguments["algo"]
-        # Not for an algorithm of the user's with the same name
-        is_ours = algo in ALGORITHMS and exp_manager.ALGOS.get(algo) is ALGORITHMS[algo]
-        if is_ours and not call.arguments.get("config"):
+        if _is_ours(exp_manager, algo) and not call.arguments.get("config"):
             call.arguments["config"] = str(presets(algo))
         init(*call.args, **call.kwargs)
 
@@ -104,14 +108,20 @@ def _register_presets(exp_manager: ModuleType) -> None:
     exp_manager.ExperimentManager.__init__ = init_with_presets
 
 
-def _name_missing_presets(exp_manager: ModuleType) -> None:
-    """RL Zoo says so if a file has no entry for an environment, except for an Atari game, where it ends in a ``KeyError``."""
+def _read_hyperparameters_better(exp_manager: ModuleType) -> None:
+    """
+    RL Zoo says so if a file has no entry for an environment, except for an Atari game, where it ends in a ``KeyError``. The
+    policy of the preset ``default`` is made to fit the observations, for our algorithms and those of studies.
+    """
     read_hyperparameters = exp_manager.ExperimentManager.read_hyperparameters
 
     @functools.wraps(read_hyperparameters)
     def read_hyperparameters_or_say_what_is_missing(self: Any) -> Any:
         try:
-            return read_hyperparameters(self)
+            result = read_hyperparameters(self)
+            if _is_ours(exp_manager, self.algo) or getattr(self, "fits_every_policy", False):
+                fit_policy(self, *result)
+            return result
         except KeyError as error:
             if error.args != ("atari",):
                 raise
@@ -149,7 +159,7 @@ def _register_in_exp_manager(exp_manager: ModuleType) -> None:
         # Methods are replaced, not the class: a script that calls `register()` may have imported `rl_zoo3.train` before, and
         # with it the class
         _register_presets(exp_manager)
-        _name_missing_presets(exp_manager)
+        _read_hyperparameters_better(exp_manager)
         _save_agents_where_they_are_sought(exp_manager)
         resume_exactly(exp_manager)
     resume_wandb(exp_manager)
