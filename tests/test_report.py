@@ -757,7 +757,8 @@ def test_a_study_without_an_evaluation_has_no_plot_of_them(tmp_path):
     assert (tmp_path / "evaluations.png").is_file()
     (run / "evaluations.npz").unlink()
     text = write_report(tmp_path).read_text()
-    assert not list(tmp_path.glob("evaluations.*")) and "There is no evaluation to draw." in text
+    below = " The returns in training are below."
+    assert not list(tmp_path.glob("evaluations.*")) and f"There is no evaluation to draw.{below}" in text
     assert "evaluations.png" not in text and "hick lines are means" not in text
 
 
@@ -1059,6 +1060,31 @@ def test_relative_returns_have_a_plot_and_a_table(two_games):
         assert image.width == 10 * 85 and len(set(image.convert("RGB").getdata())) > 20
 
 
+@pytest.mark.parametrize("returns", [0, -3])
+def test_relative_returns_leave_out_a_game_in_which_the_reference_returns_nothing(returns, two_games):
+    for group, last in ("a2c", returns), ("qppo", 5):
+        for seed in range(2):
+            write_run(two_games / "Third-v0", group, seed, [[1, 1], [last, last]], env_id="Third-v0")
+    relative = relative_returns(load_study(two_games), "a2c")
+    assert relative.scales == {"First-v0": 2, "Second-v0": 20} and relative.not_positive == {"Third-v0": returns}
+    assert {name: means.tolist() for name, means in relative.means.items()} == {"a2c": [0, 1], "qppo": [0, 3]}
+    assert main(["report", str(two_games), "--reference", "a2c"]) == 0
+    left_out = f"Left out, because returns cannot be divided by one of a2c that is not positive: Third-v0 ({returns:.2f})."
+    assert left_out in (two_games / "report.md").read_text() and (two_games / "relative.png").is_file()
+
+
+def test_a_report_of_runs_of_rl_zoo_leads_to_its_own_plots(tmp_path):
+    for run in ("qa2c/CartPole-v1_1/CartPole-v1", "a2c/CartPole-v1_12/CartPole-v1", "a2c/ALE-Pong-v5_1/ALE-Pong-v5"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "config.yml").touch()
+    both = (tmp_path, "a2c qa2c", "-e ALE-Pong-v5 CartPole-v1")
+    for folder, algos, env_ids in both, (tmp_path / "qa2c", "qa2c", "-e CartPole-v1"):
+        with pytest.raises(SystemExit, match=r"^report: There is no run of a study in .* runs of RL Zoo") as error:
+            main(["report", str(folder)])
+        for command in f"plot_train -a {algos.split()[0]}", f"all_plots -a {algos}":
+            assert f"`python -m rl_zoo3.cli {command} {env_ids} -f {tmp_path}`" in str(error.value)
+
+
 def test_a_report_without_a_reference_leaves_no_plot_of_an_earlier_one(two_games):
     for more, n_plots in (["--reference", "a2c"], 2), ([], 0):
         assert main(["report", str(two_games), *more]) == 0
@@ -1111,7 +1137,7 @@ def test_relative_returns_of_a_single_evaluation_can_be_seen(tmp_path):
     [
         ("ppo", [[1, 1]], "'ppo' was given. There is a2c, qppo"),
         ("dqn", [[1, 1]], "'dqn' was given"),
-        ("other", [[-1, 1]], "must be positive, but in Third-v0 other returns 0.00"),
+        ("other", [[-1, 1]], "must be positive, but other returns 0.00 in Third-v0"),
         ("other", [], "'other' was given. There is none"),
     ],
 )

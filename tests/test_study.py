@@ -707,7 +707,9 @@ def test_evaluations_begin_when_training_episodes_reach_a_return_and_take_place_
     every, some = evaluations("every"), evaluations("some", eval_from=bound)
     first = next(step for step, is_reached in reached if is_reached)
     assert list(some) == [step for step in every if step >= first] and 0 < len(some) < len(every)
-    assert evaluations("none", eval_from=501.0) == {}
+    # It is never reached, so there is one at the end, once, although the last rollout is longer
+    assert list(evaluations("none", eval_from=501.0)) == [2000]
+    assert list(evaluations("longer", eval_from=501.0, n_timesteps=2010)) == [2016]
 
     # A resume remembers whether it was switched on, although the last episodes may be worse again
     begin = next(iter(some))
@@ -1290,6 +1292,24 @@ def test_after_ctrl_c_a_command_says_so_and_ends_as_shells_expect(arguments, int
     # 128 and the number of SIGINT
     assert main(arguments) == 130
     assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_a_study_ends_with_the_commands_that_come_next(tmp_path, offline_wandb, monkeypatch, capsys, mynet):
+    monkeypatch.chdir(tmp_path)
+    options = ["--algos", "a2c", "--seeds", "0", "--steps", "40", "--eval-episodes", "1", "--output", "my study"]
+    assert main(["study", "CartPole-v1", *options, "--wandb", "offline"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "Next: python -m sb3_qac report 'my study'",
+        "      python -m sb3_qac video 'my study/a2c_seed-0'",
+        "      wandb sync 'my study'/*/wandb/latest-run",
+    ]
+    assert list(Path("my study").glob("*/wandb/latest-run"))
+    # Without images and W&B; with JSON nothing else is printed
+    options = ["Vectors-v0", "--gym-packages", mynet, *options[:-1], "other", "--wandb", "disabled"]
+    assert main(["study", *options]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["Next: python -m sb3_qac report other"]
+    assert main(["study", *options, "--json"]) == 0
+    assert "Next" not in capsys.readouterr().out
 
 
 def test_on_a_full_disk_a_command_says_so(monkeypatch, capsys, tmp_path):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -42,7 +43,8 @@ def add_parser(commands: Any) -> None:
         "--eval-from",
         type=float,
         metavar="RETURN",
-        help="no evaluation until the last training episodes, as many as an evaluation has, reach this mean return",
+        help="no evaluation until the last training episodes, as many as an evaluation has, reach this mean return; if they "
+        "never do, one at the end",
     )
     study.add_argument("--eval-episodes", type=int, help="whole episodes in an evaluation, played in parallel; default: 30")
     study.add_argument(
@@ -99,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
-    from sb3_qac.study.grid import check_ray_address, notes, reason_of_failure, run_study, what_is_resumed
+    from sb3_qac.study.grid import check_ray_address, notes, run_study, what_is_resumed
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
@@ -124,11 +126,11 @@ def run(args: argparse.Namespace) -> int:
         sys.exit(f"study: {error}. Install what --ray needs with: pip install '.[ray]', in the checkout")
     except (ValueError, ConnectionError) as error:
         sys.exit(f"study: {error}")
-    print_results(runs, args.json)
-    for run_folder, reason in failed.items():
-        print(f"{run_folder} failed: {reason_of_failure(run_folder, reason)}", file=sys.stderr)
+    print_results(runs, failed, args.json)
     if args.env == "ladder":
         print_page(folder, args.jobs, args.json)
+    if not args.json:
+        print_next_commands(runs, folder)
     return 1 if failed else 0
 
 
@@ -146,20 +148,48 @@ def print_page(folder: Path, jobs: int, as_json: bool) -> None:
         sys.exit(f"study: {error}")
 
 
-def print_results(runs: Sequence[Any], as_json: bool) -> None:
+def print_next_commands(runs: Sequence[Any], folder: Path) -> None:
+    """
+    :param runs: Runs of the study, of which those that are finished count
+    :param folder: Folder of the study
+    """
+    import gymnasium as gym
+    from gymnasium.envs.registration import load_env_creator
+
+    finished = [run for run in runs if run.finished]
+    if not finished:
+        return
+    commands = [f"python -m sb3_qac report {shlex.quote(str(folder))}"]
+    for run in finished:
+        entry_point = gym.spec(run.env_id).entry_point
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        if "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", []):
+            commands.append(f"python -m sb3_qac video {shlex.quote(run.folder)}")
+            break
+    if any(run.wandb == "offline" for run in finished):
+        below = "/*" * len(Path(finished[0].folder).relative_to(folder).parts)
+        commands.append(f"wandb sync {shlex.quote(str(folder))}{below}/wandb/latest-run")
+    print("Next:", "\n      ".join(commands))
+
+
+def print_results(runs: Sequence[Any], failed: dict[str, str], as_json: bool) -> None:
     """
     :param runs: Runs of the study
+    :param failed: What went wrong, by the folder of the run
     :param as_json: Whether to print the state of every run as JSON, instead of a line for each finished run
     """
     from sb3_qac.common.files import to_json
+    from sb3_qac.study.grid import reason_of_failure
     from sb3_qac.study.progress import status_of, summary
 
     if as_json:
         # The training return is NaN before the first episode has ended
         print(to_json({run.folder: status_of(run) for run in runs}))
-        return
-    for line in summary(runs):
-        print(line)
+    else:
+        for line in summary(runs):
+            print(line)
+    for run_folder, reason in failed.items():
+        print(f"{run_folder} failed: {reason_of_failure(run_folder, reason)}", file=sys.stderr)
 
 
 def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:

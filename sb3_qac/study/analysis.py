@@ -197,6 +197,10 @@ def relative_table(relative: RelativeReturns) -> Iterator[str]:
     if relative.left_out:
         yield ""
         yield f"Left out, because they have no seed in every environment: {_list(relative.left_out)}."
+    if relative.not_positive:
+        returns = _list([f"{env_id} ({scale:.2f})" for env_id, scale in relative.not_positive.items()])
+        yield ""
+        yield f"Left out, because returns cannot be divided by one of {relative.reference} that is not positive: {returns}."
 
 
 def paragraphs(groups: Groups, goal: float | None) -> Iterator[str]:

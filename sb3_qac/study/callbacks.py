@@ -36,7 +36,7 @@ class StopOnReturn(BaseCallback):
 class EvaluateFromReturn(BaseCallback):
     """
     Switches an evaluation off until training goes well: whole games of a weak agent cost much time, and say little. From then
-    on it takes place at the same steps as without this callback.
+    on it takes place at the same steps as without this callback. If training never goes well, there is one at its end.
 
     :param evaluation: The evaluation
     :param from_return: Mean return of the last training episodes, as many as an evaluation has (or as
@@ -46,7 +46,7 @@ class EvaluateFromReturn(BaseCallback):
     def __init__(self, evaluation: EvalCallback, from_return: float) -> None:
         super().__init__()
         self.evaluation, self.eval_freq, self.from_return = evaluation, evaluation.eval_freq, from_return
-        self.switched_on = False
+        self.switched_on = self.at_end = False
         # Zero is SB3's value for no evaluation
         evaluation.eval_freq = 0
 
@@ -59,6 +59,9 @@ class EvaluateFromReturn(BaseCallback):
             self.switched_on = len(returns) == n_episodes and float(np.mean(returns)) >= self.from_return
         # Also after a resume, which restores only what has changed in this callback
         self.evaluation.eval_freq = self.eval_freq if self.switched_on else 0
+        if not self.switched_on and not self.at_end and self.model.num_timesteps >= self.model._total_timesteps:
+            # At this step, not at each of the rest of the last rollout
+            self.at_end, self.evaluation.eval_freq = True, 1
         return True
 
 

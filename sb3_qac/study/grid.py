@@ -290,7 +290,7 @@ def notes(runs: Sequence[Run]) -> Iterator[str]:
         if manager.policy_choice:
             yield manager.policy_choice
         steps = steps_of(run, hyperparams)
-        if steps < run.eval_freq:
+        if steps < run.eval_freq and run.eval_from is None:
             yield (
                 f"{name} may have no evaluation, because its {steps:,} steps are fewer than those between two evaluations, "
                 f"{run.eval_freq:,}. `--eval-freq` sets these."

@@ -112,11 +112,31 @@ def load_study(folder: Path) -> dict[str, Groups]:
             + (
                 f"Name one of the studies inside it: {', '.join(str(folder / part) for part in inside)}."
                 if inside
-                else f"`python -m sb3_qac study ... --output {folder}` makes some."
+                else plots_of_rl_zoo(folder) or f"`python -m sb3_qac study ... --output {folder}` makes some."
             )
         )
     check_different_runs(records)
     return by_environment(records)
+
+
+def plots_of_rl_zoo(folder: Path) -> str:
+    """
+    :param folder: A folder
+    :return: sentences with the commands that draw the runs of RL Zoo in it; "" if there are none
+    """
+    # Its folder of logs, or that of an algorithm
+    for logs in (folder, folder.parent):
+        runs = [path.parent for path in logs.glob("*/*_[0-9]*/*/config.yml") if folder in path.parents]
+        if runs:
+            algos, env_ids = (" ".join(sorted({run.parts[i] for run in runs})) for i in (-3, -1))
+            algo = algos.split()[0]
+            return (
+                "It has runs of RL Zoo, whose own commands draw them: the returns in training "
+                f"`python -m rl_zoo3.cli plot_train -a {algo} -e {env_ids} -f {logs}`, the evaluations "
+                f"`python -m rl_zoo3.cli all_plots -a {algos} -e {env_ids} -f {logs}`. "
+                "Both need the extra `plots`: pip install '.[plots]', in the checkout."
+            )
+    return ""
 
 
 def _check_no_run(folder: Path) -> None:

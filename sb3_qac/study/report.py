@@ -341,7 +341,8 @@ def markdown(
     images = {"evaluations": "![evaluations](evaluations.png)", "curves": "![curves](curves.png)"}
     images |= {"relative": "![relative returns](relative.png)"} | (omitted or {})
     if not has_evaluations(envs):
-        images["evaluations"] = "There is no evaluation to draw."
+        below = " The returns in training are below." if has_curves(envs) else ""
+        images["evaluations"] = f"There is no evaluation to draw.{below}"
     drawn = has_evaluations(envs) and "evaluations" not in (omitted or {})
     lines = [
         f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",

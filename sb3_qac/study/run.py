@@ -27,8 +27,8 @@ class Run:
     :param config: YAML file with hyperparameters; None for the algorithm's own
     :param n_timesteps: Environment steps; 0 for as many as the preset has
     :param eval_freq: Environment steps between two evaluations
-    :param eval_from: No evaluation until the last ``n_eval_episodes`` training episodes have this mean return; None to
-        evaluate from the start
+    :param eval_from: No evaluation until the last ``n_eval_episodes`` training episodes have this mean return, or the end of
+        the training; None to evaluate from the start
     :param n_eval_episodes: Whole episodes of an evaluation, each in an environment of its own
     :param deterministic: Whether the most probable action is evaluated, instead of sampled ones
     :param stop_return: Mean return of an evaluation at which the training stops; None for none

@@ -218,6 +218,7 @@ class RelativeReturns:
     :param minutes: Minutes of training to each evaluation by group, shape (n_evaluations,): the mean over environments of the
         median over seeds; nan if they are not known
     :param left_out: Groups without a seed that they have in every environment
+    :param not_positive: Mean returns of the reference where they are not positive, by environment: it is left out
     """
 
     reference: str
@@ -228,6 +229,7 @@ class RelativeReturns:
     intervals: dict[str, np.ndarray]
     minutes: dict[str, np.ndarray]
     left_out: list[str]
+    not_positive: dict[str, float]
 
 
 def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns:
@@ -235,7 +237,7 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
     :param envs: Records by environment
     :param reference: Group with which all are compared
     :return: the interquartile means of the relative returns, of the seeds that each group has in every environment
-    :raises ValueError: if the reference is left out, its mean return is not positive somewhere, or the environments have no
+    :raises ValueError: if the reference is left out, its mean return is positive nowhere, or the environments have no
         evaluation at the same steps
     """
     compared = [common_evaluations(groups) for groups in common_seeds(envs).values()]
@@ -253,12 +255,16 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
         for name in n_seeds
     }
     scales = returns[reference][..., -1].mean(axis=0)
-    for env_id, scale in zip(envs, scales, strict=True):
-        if not scale > 0:
-            raise ValueError(
-                f"Returns are divided by those of `reference`, which must be positive, but in {env_id} {reference} returns "
-                f"{scale:.2f}."
-            )
+    not_positive = {env_id: float(scale) for env_id, scale in zip(envs, scales, strict=True) if not scale > 0}
+    if len(not_positive) == len(envs):
+        listed = ", ".join(f"{scale:.2f} in {env_id}" for env_id, scale in not_positive.items())
+        raise ValueError(
+            f"Returns are divided by those of `reference`, which must be positive, but {reference} returns {listed}."
+        )
+    if not_positive:
+        # The others may have more evaluations in common
+        others = relative_returns({env_id: envs[env_id] for env_id in envs if env_id not in not_positive}, reference)
+        return dataclasses.replace(others, not_positive={**not_positive, **others.not_positive})
     # The returns of the reference are an estimate too, so they are resampled with those that are divided by them
     intervals = {
         name: _relative_interval(values, None if name == reference else returns[reference]) for name, values in returns.items()
@@ -279,6 +285,7 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
         },
         {name: steps * of_step / 60 for name, of_step in seconds.items()},
         groups_left_out(envs, compared[0]),
+        {},
     )
 
 
