@@ -159,7 +159,7 @@ class Hidden:
         type("Count", (int,), {})(5),
         np.array([[1], "x"], dtype=object),
         np.ma.masked_array([1, 2], [True, False]),
-        np.zeros(2, dtype=[("x", float), ("y", float)]),
+        # A view of the array, which would be one of its own
         np.zeros(2, dtype=[("x", float)])[0],
     ],
     ids=lambda value: type(value).__name__,
