@@ -21,7 +21,8 @@ def add_parser(commands: Any) -> None:
         help="train a grid of algorithms and seeds, to compare them",
         description="Trains each algorithm with each seed. Run it again after a kill or Ctrl-C: "
         "it resumes unfinished runs exactly and skips finished ones.",
-        epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18",
+        epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18. What a run took on one core, and keeps on "
+        f"the disk: {'; '.join(f'{name} {known.cost}' for name, known in STUDIES.items())}.",
         formatter_class=HelpFormatter,
     )
     study.add_argument("env", help=f"environment, or one of {', '.join(STUDIES)}: these names may change the defaults below")
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
-    from sb3_qac.study.grid import check_ray_address, notes, run_study, what_is_resumed
+    from sb3_qac.study.grid import check_ray_address, run_study, what_is_resumed
 
     folder = args.output or Path("studies", args.env)
     if args.env == "ladder":
@@ -111,9 +112,7 @@ def run(args: argparse.Namespace) -> int:
             check_ray_address(args.ray)
         runs = grid_of(args, folder)
         make_folder(folder)
-        # Variants of an algorithm have the same
-        for line in dict.fromkeys(notes([run for run in runs if not run.finished])):
-            print(f"study: {line}", file=sys.stderr)
+        print_notes(args, [run for run in runs if not run.finished])
     except ValueError as error:
         sys.exit(f"study: {error}")
     # Sets this process; the processes of `--jobs` do it when they start
@@ -132,6 +131,20 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print_next_commands(runs, folder)
     return 1 if failed else 0
+
+
+def print_notes(args: argparse.Namespace, runs: Sequence[Any]) -> None:
+    """
+    :param args: Command line
+    :param runs: Runs of the study that are not finished
+    """
+    from sb3_qac.study.grid import notes
+
+    if runs and args.env in STUDIES and args.algos is None and args.steps is None:
+        print(f"study: {len(runs)} runs. One took {study_of(args.env).cost}, on one core.", file=sys.stderr)
+    # Variants of an algorithm have the same
+    for line in dict.fromkeys(notes(runs)):
+        print(f"study: {line}", file=sys.stderr)
 
 
 def print_page(folder: Path, jobs: int, as_json: bool) -> None:

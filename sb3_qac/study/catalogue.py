@@ -98,6 +98,7 @@ class Study:
     Defaults of a study.
 
     :param env_ids: Environments
+    :param cost: What a run of it took on one core, and what it keeps on the disk
     :param algos: Rungs, or algorithms of RL Zoo
     :param seeds: Seeds of each
     :param steps: Environment steps of each; 0 for as many as the preset has
@@ -107,6 +108,7 @@ class Study:
     """
 
     env_ids: tuple[str, ...]
+    cost: str = ""
     algos: tuple[str, ...] = ("a2c", "all-action", "all-action-baseline")
     seeds: tuple[int, ...] = (0, 100)
     steps: int = 0
@@ -117,16 +119,31 @@ class Study:
 
 TEN_SEEDS = tuple(range(10))
 STUDIES = {
-    "pong": Study(("PongNoFrameskip-v4",)),
-    "spaceinvaders": Study(("SpaceInvadersNoFrameskip-v4",), ("a2c", "all-action")),
-    "cartpole": Study(("CartPole-v1",), eval_freq=50_000),
-    "classic": Study(("CartPole-v1", "Acrobot-v1"), seeds=TEN_SEEDS, eval_freq=50_000, wandb="disabled"),
-    "tabular": Study(
-        ("FrozenLake-v1", "Blackjack-v1"), ("a2c", "all-action", "beta-loo"), TEN_SEEDS, eval_freq=50_000, wandb="disabled"
+    "pong": Study(("PongNoFrameskip-v4",), "1.8 to 3.7 hours in bfloat16 until it returns 18, 60 MB"),
+    "spaceinvaders": Study(("SpaceInvadersNoFrameskip-v4",), "2.7 to 4.8 hours in bfloat16, 60 MB", ("a2c", "all-action")),
+    "cartpole": Study(("CartPole-v1",), "1 to 3 minutes, 1 MB", eval_freq=50_000),
+    "classic": Study(
+        ("CartPole-v1", "Acrobot-v1"), "1 to 3 minutes, 1 MB", seeds=TEN_SEEDS, eval_freq=50_000, wandb="disabled"
     ),
-    "minatar": Study(tuple(MINATAR_GAMES), ("a2c", "all-action", "beta-loo"), TEN_SEEDS, eval_freq=100_000, wandb="disabled"),
+    "tabular": Study(
+        ("FrozenLake-v1", "Blackjack-v1"),
+        "30 seconds to 3 minutes, 1 MB",
+        ("a2c", "all-action", "beta-loo"),
+        TEN_SEEDS,
+        eval_freq=50_000,
+        wandb="disabled",
+    ),
+    "minatar": Study(
+        tuple(MINATAR_GAMES),
+        "2 to 10 minutes, 5 MB",
+        ("a2c", "all-action", "beta-loo"),
+        TEN_SEEDS,
+        eval_freq=100_000,
+        wandb="disabled",
+    ),
     "ablation": Study(
         tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "SpaceInvaders")),
+        "30 seconds to 4 minutes, 5 MB",
         ("qppo", *ABLATION),
         tuple(range(10, 20)),
         steps=600_000,
@@ -134,7 +151,14 @@ STUDIES = {
         wandb="disabled",
     ),
     "ladder": Study(
-        ("CartPole-v1",), tuple(RUNGS), tuple(range(5)), steps=125_000, eval_freq=25_000, eval_episodes=10, wandb="disabled"
+        ("CartPole-v1",),
+        "10 seconds to 4 minutes, 1 MB",
+        tuple(RUNGS),
+        tuple(range(5)),
+        steps=125_000,
+        eval_freq=25_000,
+        eval_episodes=10,
+        wandb="disabled",
     ),
 }
 

@@ -394,7 +394,7 @@ def _evaluated_from(records: list[Record]) -> str:
     evaluated = "Runs were" if all(record.settings.get("eval_from") is not None for record in records) else "Some runs were"
     return (
         f" {evaluated} not evaluated before their last training episodes, as many as an evaluation has, returned "
-        f"{' or '.join(f'{x:g}' for x in bounds)} on average (`--eval-from`)."
+        f"{' or '.join(f'{x:g}' for x in bounds)} on average, or training ended (`--eval-from`)."
     )
 
 
