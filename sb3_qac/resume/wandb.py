@@ -71,7 +71,7 @@ class WandbOutputFormat(KVWriter):
         for line in Path(self.file.name).read_text().splitlines():
             # The checkpoint may be from somebody else, and W&B takes other values for files
             row = {key: value for key, value in json.loads(line).items() if isinstance(value, int | float)}
-            self._log(row, row.pop(ROW))
+            self._log(row, int(row.pop(ROW)))
 
     def close(self) -> None:
         self.file.close()
