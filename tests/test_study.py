@@ -1027,6 +1027,8 @@ def test_a_rollout_that_is_much_longer_than_the_training_is_told(tmp_path):
     assert line.startswith("ppo on FrozenLake-v1 trains 32,768 steps instead of 20,000, because each rollout has 16,384 ")
     # 2 % more
     assert not list(notes(grid(n_timesteps=20_000, eval_freq=1)))
+    # The algorithm refuses it
+    assert not list(notes(grid(n_timesteps=20_000, eval_freq=1, hyperparams={"n_steps": "five"})))
 
 
 def test_algorithms_with_other_numbers_of_environments_are_told(tmp_path):

@@ -254,26 +254,20 @@ def _read_hyperparams(run: Run) -> tuple[StudyManager, dict[str, Any]]:
     return manager, hyperparams
 
 
-def steps_of(run: Run, hyperparams: dict[str, Any]) -> int:
-    """
-    :param run: A run
-    :param hyperparams: Its hyperparameters
-    :return: environment steps for which it is planned
-    """
-    return run.n_timesteps or int(float(hyperparams["n_timesteps"]))
-
-
 def with_evaluations(runs: Sequence[Run]) -> list[Run]:
     """
     :param runs: Runs of a study
     :return: the same, each with an evaluation at least at every quarter
     """
-    # One run of each is enough: the seeds have the same settings
-    steps = {(run.group, run.env_id): steps_of(run, hyperparams_of(run)) for run in _one_of_each(runs)}
+    steps = {
+        (run.group, run.env_id): run.n_timesteps or int(float(hyperparams_of(run)["n_timesteps"]))
+        for run in _one_of_each(runs)
+    }
     return [replace(run, eval_freq=max(min(run.eval_freq, steps[run.group, run.env_id] // 4), 1)) for run in runs]
 
 
 def _one_of_each(runs: Sequence[Run]) -> list[Run]:
+    """:return: one of the runs that differ in their seed only"""
     return list({(run.group, run.env_id): run for run in runs}.values())
 
 
@@ -289,19 +283,20 @@ def notes(runs: Sequence[Run]) -> Iterator[str]:
         n = n_envs.setdefault(run.env_id, {})[group] = hyperparams.get("n_envs", 1)
         if manager.policy_choice:
             yield manager.policy_choice
-        steps = steps_of(run, hyperparams)
+        steps = run.n_timesteps or int(float(hyperparams["n_timesteps"]))
         if steps < run.eval_freq and run.eval_from is None:
             yield (
                 f"{name} may have no evaluation, because its {steps:,} steps are fewer than those between two evaluations, "
                 f"{run.eval_freq:,}. `--eval-freq` sets these."
             )
-        n_steps = hyperparams.get(
-            "n_steps", getattr(inspect.signature(ALGOS[run.algo]).parameters.get("n_steps"), "default", 1)
-        )
-        trained = -(-steps // (n * n_steps)) * n * n_steps
+        parameter = inspect.signature(ALGOS[run.algo]).parameters.get("n_steps")
+        n_steps = hyperparams.get("n_steps", getattr(parameter, "default", 1))
+        # Others are refused by the algorithm. Nobody minds a few steps more
+        rollout = n * n_steps if isinstance(n_steps, int) and n_steps > 0 else 1
+        trained = -(-steps // rollout) * rollout
         if trained > 1.05 * steps:
             yield (
-                f"{name} trains {trained:,} steps instead of {steps:,}, because each rollout has {n * n_steps:,} (`n_steps` "
+                f"{name} trains {trained:,} steps instead of {steps:,}, because each rollout has {rollout:,} (`n_steps` "
                 f"{n_steps:,} x `n_envs` {n})."
             )
     for env_id, by_group in n_envs.items():
