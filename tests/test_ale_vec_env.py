@@ -893,3 +893,16 @@ def test_the_state_of_environments_with_another_argument_is_refused(argument, va
     state = env.get_state()
     del state["arguments"]
     other.set_state(state)
+
+
+@pytest.mark.parametrize("action", [4, 250])
+def test_actions_that_the_game_does_not_have_are_not_replayed(action):
+    """As of an edited checkpoint: ale-py would wait for an environment that has stopped."""
+    env = AleVecEnv("BreakoutNoFrameskip-v4", n_envs=2)
+    env.seed(0)
+    env.reset()
+    env.step(np.zeros(2, dtype=np.int64))
+    state = env.get_state()
+    for actions in (np.full_like(state["actions"], action), state["actions"].astype(np.int64), state["actions"][:, :1]):
+        with pytest.raises(ValueError, match="The saved actions are none of 2 environments with 4 actions each"):
+            env.set_state({**state, "actions": actions})

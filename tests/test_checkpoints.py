@@ -176,6 +176,8 @@ def test_views_outside_their_memory_are_refused(tmp_path):
     # A few bytes that are shown as many gigabytes
     many = {"shape": [10**9], "strides": [0]}
     changes = (many, {"offset": 8}, {"offset": -8}, {"strides": [16]}, {"strides": [-8]}, {"dtype": "|O"}, {"name": "other"})
+    # NumPy does not look where these are
+    changes += ({"shape": [-1], "strides": [-8]}, {"shape": [-1], "strides": [64], "offset": 128})
     tensors = [{"tensor": name} for name in ("float32", "load", "nothing")]
     for change in (*changes, *tensors):
         with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
@@ -274,6 +276,12 @@ def test_a_type_that_numpy_cannot_parse_is_refused(dtype, tmp_path):
     tree["array"]["dtype"] = dtype
     with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
         load_checkpoint(renamed(tmp_path, written(tensors, tree)))
+
+
+@pytest.mark.parametrize("value", [{"!": "enum", "kind": 5, "member": "A"}, {"!": "value", "kind": None, "items": []}])
+def test_a_class_without_a_name_is_refused(value, tmp_path):
+    with pytest.raises(CheckpointError, match="is not in the form that sb3_qac writes"):
+        load_checkpoint(renamed(tmp_path, written({}, {"value": value})))
 
 
 @pytest.mark.parametrize("axes", [[0], [0, 0, 1], "ab"])

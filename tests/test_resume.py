@@ -18,7 +18,7 @@ import types
 import uuid
 import zipfile
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -2566,3 +2566,90 @@ def test_damage_that_nobody_has_seen_is_refused_or_does_no_harm(tmp_path):
             assert "_restore" not in trained and "_restore_after_start" not in trained
     assert n_refused > 10
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+class Priced(gym.Wrapper):
+    excluded_from_checkpoints = ("prices",)
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.prices = np.zeros(3)
+
+
+class Named(BaseCallback):
+    def __init__(self, path=None):
+        super().__init__()
+        self.path, self.place, self.found = path, "videos", None
+
+    def _on_step(self):
+        return True
+
+
+@pytest.mark.filterwarnings("ignore:.*is not restored, because the checkpoint has a path there")
+@pytest.mark.parametrize(
+    "values",
+    [{"path": np.str_("evil")}, {"path": b"evil"}, {"place": ".."}]
+    + [{"found": found} for found in (b"/elsewhere/evil", np.array(["a", ELSEWHERE]), np.array([ELSEWHERE.encode()]))]
+    + [{"_on_step": 5}],
+    ids=str,
+)
+def test_other_kinds_of_text_are_no_paths_and_nothing_hides_a_method(values, tmp_path):
+    make_model(QA2C).learn(128, [Named(), ExactCheckpointCallback(tmp_path, verbose=0)])
+    callback = Named()
+    resume_edited(tmp_path, lambda state: state["callbacks"][0][1].update(values), callbacks=[callback])
+    assert (callback.path, callback.place, callback.found) == (None, "videos", None) and "_on_step" not in vars(callback)
+
+
+def test_what_checkpoints_do_not_hold_of_an_environment_is_not_taken(tmp_path):
+    def model(render_mode=None):
+        kwargs = dict(wrapper_class=Priced, env_kwargs={"render_mode": render_mode})
+        return QA2C("MlpPolicy", make_vec_env("CartPole-v1", 1, seed=0, **kwargs), seed=0)
+
+    model().learn(128, ExactCheckpointCallback(tmp_path, verbose=0))
+
+    def edit(state):
+        state["env"].values["envs"][0].values["prices"] = np.ones(3)
+
+    env = resume_edited(tmp_path, edit, model("rgb_array")).env
+    assert not env.envs[0].prices.any()
+    # How it is shown may be another way
+    assert env.render_mode == env.envs[0].render_mode == "rgb_array" and env.envs[0].render() is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"objects": 5}, {"iteration": "x"}, {"new_episodes_at": [np.zeros(2)]}, {"evaluation_random": {}}, {"left_out": 5}],
+    ids=str,
+)
+def test_what_would_fail_later_is_refused_at_the_start(change, tmp_path):
+    make_model(QA2C).learn(128, ExactCheckpointCallback(tmp_path, verbose=0))
+    with pytest.raises(CheckpointError, match="cannot be restored"):
+        resume_edited(tmp_path, lambda state: state.update(change))
+
+
+class DrawsInAnotherPlace(gym.Wrapper):
+    """From generators that are in a deque, and behind a method."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.generators, self.draw = deque([np.random.default_rng(3)]), np.random.default_rng(4).random
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return obs + np.float32(0.1 * self.draw()), info
+
+    def step(self, action):
+        obs, *others = self.env.step(action)
+        return obs + np.float32(0.1 * self.generators[0].random()), *others
+
+
+def test_an_episode_is_replayed_with_generators_in_any_place(tmp_path):
+    def model():
+        env = make_vec_env("CartPole-v1", 2, seed=0, wrapper_class=lambda env: EpisodeReplay(DrawsInAnotherPlace(env)))
+        return QA2C("MlpPolicy", env, n_steps=8, seed=0)
+
+    through = model().learn(320)
+    with pytest.raises(Interrupted):
+        model().learn(320, [InterruptAt(200), ExactCheckpointCallback(tmp_path, save_freq=32, verbose=0)])
+    resumed = model().learn(320, [InterruptAt(np.inf), ExactCheckpointCallback(tmp_path, save_freq=32, verbose=0)])
+    assert_same_parameters(through, resumed)

@@ -33,7 +33,7 @@ from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.zoo import search_space
 from sb3_qac.zoo.registration import REGISTRATIONS
-from sb3_qac.zoo.resume import resume_wandb, unfinished_run, without_checkpoints
+from sb3_qac.zoo.resume import _what_is_run, resume_wandb, unfinished_run, without_checkpoints
 from tests.envs import ObservationsOf
 
 PRESETS = yaml.safe_load(zoo.presets("qa2c").read_text())
@@ -276,6 +276,13 @@ def test_a_command_in_another_spelling_resumes_its_run(command, tmp_path, rl_zoo
         rl_zoo("train", *usual.split(), cwd=tmp_path)
     assert "Resuming from step 0" in rl_zoo("train", *command.split(), cwd=tmp_path)
     assert not (tmp_path / "logs" / "qa2c" / "CartPole-v1_2").exists()
+
+
+def test_of_a_repeated_key_the_order_counts():
+    def what_is_run(*values):
+        return _what_is_run(["train.py", "--env", "CartPole-v1", "--env-kwargs", *values])
+
+    assert what_is_run("a:1", "b:2", "a:3") == what_is_run("b:2", "a:1", "a:3") != what_is_run("a:3", "b:2", "a:1")
 
 
 @pytest.mark.parametrize("other", [["--seed", 1], ["-params", "gamma:0.9"]])

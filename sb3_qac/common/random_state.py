@@ -2,6 +2,7 @@
 
 import random
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -92,11 +93,14 @@ def find_generators(env: gym.Env) -> list[tuple[Any, Any]]:
         if isinstance(obj, gym.Env):
             # They may be attributes of the class
             left += [getattr(obj, name, None) for name in ("observation_space", "action_space")]
-        inside = obj if isinstance(obj, dict | list | tuple) else getattr(obj, "__dict__", {})
+        inside = obj if isinstance(obj, dict | list | tuple | deque) else getattr(obj, "__dict__", {})
         for key, value in inside.items() if isinstance(inside, dict) else enumerate(inside):
             if is_generator(value):
                 found.append((inside, key))
-            elif isinstance(value, dict | list | tuple) or hasattr(value, "__dict__"):
+            elif isinstance(value, types.MethodType | types.BuiltinMethodType):
+                # Such as `rng.random`
+                left.append((value.__self__,))
+            elif isinstance(value, dict | list | tuple | deque) or hasattr(value, "__dict__"):
                 left.append(value)
     return found
 

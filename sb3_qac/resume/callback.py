@@ -230,11 +230,12 @@ class ExactCheckpointCallback(BaseCallback):
                 check_same_training(self.model, checkpoint)
                 self._check_same_call(checkpoint)
                 self._restore(checkpoint.state)
+                left_out = ", ".join(checkpoint.state["left_out"])
             self._to_restore = checkpoint
-            if checkpoint.state["left_out"]:
+            if left_out:
                 warnings.warn(
                     f"This training is not resumed exactly, because {checkpoint.path} does not have "
-                    f"{', '.join(checkpoint.state['left_out'])}: taken from this start.",
+                    f"{left_out}: taken from this start.",
                     stacklevel=2,
                 )
             if self.verbose >= 1:
@@ -494,12 +495,14 @@ class ExactCheckpointCallback(BaseCallback):
                 # Some create objects in `reset`. It may draw from the global generators, which are restored later
                 env.reset()
                 restore_environments(env, env_state, "the evaluation environment")
-        self._new_episodes_at = list(state.get("new_episodes_at", []))
+        self._new_episodes_at = list(map(int, state.get("new_episodes_at", [])))
         if self.new_episodes and steps < self.model._total_timesteps:
             self._new_episodes_at.append(steps)
         self._evaluation_random_state = state["evaluation_random"]
-        self._objects_before = state["objects"]
-        self.iteration = self._log_interval_callback.offset = state["iteration"]
+        with random_state(dict(self._evaluation_random_state)):
+            pass  # What cannot be set is an error now, not at the first evaluation
+        self._objects_before = dict(state["objects"])
+        self.iteration = self._log_interval_callback.offset = int(state["iteration"])
         self._saved_at = self.model.num_timesteps
         self._restore_logger(state)
         for file, content in zip(logs, contents, strict=True):

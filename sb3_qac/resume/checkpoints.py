@@ -194,7 +194,7 @@ def _read(path: Path) -> Checkpoint:
     except (CheckpointError, StateError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     # SyntaxError: NumPy parses the name of a type as Python code. RuntimeError: PyTorch raises it for axes that do not fit
-    except (ArithmeticError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError, re.error) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError, re.error) as error:
         raise DamagedCheckpointError(
             f"{path} is not in the form that sb3_qac writes ({type(error).__name__}: {error})."
         ) from None
@@ -433,6 +433,9 @@ def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
         return tensor.requires_grad_(value.get("requires_grad", False))
     if kind == "view":
         memory, dtype = arrays[value["name"]].numpy().data, _decode_type(value["dtype"])
+        # NumPy takes -1 for as many as there are, and then does not look whether they are inside the memory
+        if any(length < 0 for length in value["shape"]):
+            raise ValueError(f"an array of the shape {value['shape']}")
         array = np.ndarray(value["shape"], dtype, memory, value["offset"], value["strides"])
         if array.nbytes > LARGEST_RATIO * memory.nbytes:
             raise ValueError(f"an array that shows {memory.nbytes} bytes as {array.nbytes}")

@@ -99,7 +99,9 @@ def without_settings(obj: Any, values: dict[str, Any], skipped: Container[str]) 
     return {
         name: value
         for name, value in values.items()
-        if name not in skipped and not (name in arguments and str in (type(value), type(vars(obj).get(name))))
+        # Those of NumPy and bytes may be paths too
+        if name not in skipped
+        and not (name in arguments and any(isinstance(each, str | bytes) for each in (value, vars(obj).get(name))))
     }
 
 

@@ -10,6 +10,7 @@ import ctypes
 import datetime
 import enum
 import functools
+import inspect
 import io
 import os
 import random
@@ -43,7 +44,9 @@ from sb3_qac.common.random_state import GENERATORS, checked, generator_state
 # Attributes that describe how an object was built
 SKIPPED_ATTRIBUTES = frozenset({"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"})
 # Further ones of environments, some of which every step overwrites. Other objects may have state under these names
-ENV_ATTRIBUTES = frozenset({"spec", "metadata", "class_attributes", "buf_infos", "reset_infos", "_cached_spec", "_metadata"})
+ENV_ATTRIBUTES = frozenset(
+    {"spec", "metadata", "class_attributes", "buf_infos", "reset_infos", "_cached_spec", "_metadata", "render_mode"}
+)
 CONSTANTS = (
     types.ModuleType,
     types.FunctionType,
@@ -251,7 +254,9 @@ def set_attributes(obj: Any, values: dict[str, Any]) -> None:
     """
     for name, value in values.items():
         current = vars(obj).get(name)
-        if is_constant(current, set()) or _has_foreign_path(value, current, vars(obj), f"{type(obj).__name__}.{name}"):
+        # Nothing hides a method
+        replaced = vars(obj).get(name, inspect.getattr_static(type(obj), name, None))
+        if is_constant(replaced, set()) or _has_foreign_path(value, replaced, vars(obj), f"{type(obj).__name__}.{name}"):
             continue
         if type(value) is dict and isinstance(current, dict) and type(current) is not dict:
             # Keep the class of a `Counter` or another subclass of dict
@@ -292,10 +297,16 @@ def _paths_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple | deque | set | frozenset):
         for item in value:
             yield from _paths_in(item)
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "SU" and value.dtype.itemsize > 1:
+        yield from _paths_in(value.ravel().tolist())
+    elif isinstance(value, bytes):
+        # Most bytes are no text
+        text = os.fsdecode(value)
+        yield from _paths_in([text] if text.isprintable() else [])
     elif isinstance(value, str | PurePath):
         text = str(value)
         # A quick look first. A single character is no path, but may be part of a map
-        if len(text) > 1 and ("/" in text or os.sep in text):
+        if len(text) > 1 and ("/" in text or os.sep in text or text == ".."):
             path = PurePath(text)
             if path.anchor or ".." in path.parts or path.parts[0] == "~" or "://" in text:
                 yield text
@@ -568,7 +579,11 @@ def restore_attributes(obj: Any, values: dict[str, Any], name: str) -> None:
     :param name: What to call it in errors
     :raises StateError: if a part of it is built differently
     """
+    # What its own state would not have either
+    skipped = {*SKIPPED_ATTRIBUTES, *_excluded(obj), *(ENV_ATTRIBUTES if isinstance(obj, gym.Env | VecEnv) else ())}
     for key, value in values.items():
+        if key in skipped:
+            continue
         current, path = vars(obj).get(key), f"{name}.{key}"
         if isinstance(value, ObjectState) and isinstance(current, enum.Enum) and value.kind == kind_of(current):
             vars(obj)[key] = find_member(type(current), value.values)

@@ -124,8 +124,11 @@ def _what_is_run(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     :return: its arguments without those that do not change the results
     """
     arguments, others = _zoo_arguments(command)
-    # In whatever order their values are, as those of `-params`
-    values = {name: sorted(value) if isinstance(value, list) else value for name, value in vars(arguments).items()}
+    # In whatever order their values are, as those of `-params`. Of several with one key, the last counts
+    values = {
+        name: sorted(value, key=lambda item: item.partition(":")[0]) if isinstance(value, list) else value
+        for name, value in vars(arguments).items()
+    }
     return {name: str(value) for name, value in values.items() if name not in ("progress", "verbose")}, others
 
 

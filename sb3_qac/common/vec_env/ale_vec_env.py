@@ -349,6 +349,10 @@ class AleVecEnv(VecEnv):
             raise ValueError(
                 f"{self.spec.id} was trained with other arguments: {', '.join(different)}. Give the earlier ones to resume it."
             )
+        actions, n_actions = state["actions"], self.action_space.n  # type: ignore[attr-defined]
+        # In a file that may be anybody's. The emulator does not look, and waits forever
+        if actions.dtype != np.uint8 or actions.shape[1:] != (self.num_envs,) or (actions >= n_actions).any():
+            raise ValueError(f"The saved actions are none of {self.num_envs} environments with {n_actions} actions each.")
         self._state_to_set = state = copy.deepcopy(state)
         self._start_time = state["start_time"]
         self._seeds = state["seeds"]
