@@ -1012,3 +1012,9 @@ def test_sigma_begins_anew_after_a_training_without_a_scale(tmp_path):
     model.save(tmp_path / "model")
     scaled = QPPO.load(tmp_path / "model", env=model.env, advantage_scale="corrected", device="cpu")
     assert scaled.sigma is None and scaled.learn(64).sigma > 0
+
+
+def test_a_trained_model_and_its_buffer_can_be_pickled():
+    model = QPPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").learn(8)
+    buffer = pickle.loads(pickle.dumps(model)).rollout_buffer
+    assert th.equal(buffer.all_log_probs, model.rollout_buffer.all_log_probs)

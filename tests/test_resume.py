@@ -851,6 +851,24 @@ def test_extra_state_of_a_policy_goes_on(tmp_path):
         assert model.policy.updates == steps // 32
 
 
+@pytest.mark.parametrize("algorithm", (QA2C, QPPO))
+@pytest.mark.parametrize("ent_coef", (0.01, "lin_0.01"))
+def test_an_entropy_coefficient_that_a_callback_sets_goes_on(tmp_path, algorithm, ent_coef):
+    def learn(folder, stop=np.inf):
+        change = Sets(64, lambda model: setattr(model, "ent_coef", 0.5))
+        model = make_model(algorithm, ent_coef=ent_coef)
+        return model.learn(192, [change, ExactCheckpointCallback(folder, save_freq=32, verbose=0), InterruptAt(stop)])
+
+    straight = learn(tmp_path / "one")
+    # The second resume is from a checkpoint that the first one has written
+    for step in (100, 140):
+        with pytest.raises(Interrupted):
+            learn(tmp_path / "other", step)
+    resumed = learn(tmp_path / "other")
+    assert resumed.ent_coef == 0.5
+    assert_same_parameters(resumed, straight)
+
+
 def test_an_argument_that_a_callback_changes_goes_on(tmp_path):
     def learn(folder, steps):
         change = Sets(64, lambda model: setattr(model, "ent_coef", 0.5))

@@ -34,6 +34,10 @@ class AllActionRolloutBuffer(RolloutBuffer):
     q_values: th.Tensor
     all_log_probs: th.Tensor
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The function of a rollout of the model, which cannot be pickled
+        return {name: value for name, value in vars(self).items() if name != "evaluate_rollout"}
+
     def reset(self) -> None:
         super().reset()
         self.q_values = self.all_log_probs = th.zeros(self.buffer_size, self.n_envs, int(self.action_space.n))

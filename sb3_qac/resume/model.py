@@ -248,8 +248,9 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
     if state["rollout_buffer"]:
         restore_attributes(model.rollout_buffer, state["rollout_buffer"], "the rollout buffer")
     restore_attributes(model, algorithm, type(model).__name__)
-    # Only these: the checkpoint may be from somebody else
-    vars(model).update({name: state["model"][name] for name in (*MODEL_ATTRIBUTES, *training_state(model))})
+    # Only these: the checkpoint may be from somebody else. `ent_coef` is in it only if a callback had set it
+    names = (*MODEL_ATTRIBUTES, *training_state(model), *({"ent_coef"} & state["model"].keys()))
+    vars(model).update({name: state["model"][name] for name in names})
     if new_episodes:
         model._last_obs = first_obs  # type: ignore[assignment]
         model._last_episode_starts = np.ones(model.n_envs, dtype=bool)
