@@ -196,6 +196,8 @@ def is_plain(value: Any) -> bool:
     :return: Whether it consists only of numbers, strings, further values, members of enums, arrays, tensors and containers of
         these
     """
+    if value is None or type(value) in (bool, int, float, str, bytes, th.Tensor):
+        return True
     if isinstance(value, enum.Enum):
         return find_class(kind_of(value)) is type(value)
     if isinstance(value, np.generic):
@@ -211,7 +213,7 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         items = (*value.keys(), *value.values())
         return type(value) in PLAIN_DICTS and all(is_plain(item) for item in items)
-    return value is None or type(value) in (bool, int, float, str, bytes, th.Tensor)
+    return False
 
 
 def _is_described(dtype: np.dtype) -> bool:
