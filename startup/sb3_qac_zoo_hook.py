@@ -33,7 +33,10 @@ class ZooFinder:
                     continue
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:
-                    if hasattr(spec.loader, "exec_module"):
+                    if type(spec.loader).__name__ == "LazyLoader":
+                        # Of importlib: it executes the module with the loader inside, and later
+                        spec.loader.loader = ZooLoader(spec.loader.loader)
+                    elif hasattr(spec.loader, "exec_module"):
                         spec.loader = ZooLoader(spec.loader)
                     return spec
             return None

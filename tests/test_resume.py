@@ -877,8 +877,10 @@ def test_an_argument_that_a_callback_changes_goes_on(tmp_path):
     straight = learn(tmp_path / "one", 192)
     learn(tmp_path / "other", 96)
     # What was given is still compared
-    with pytest.raises(CheckpointError, match=r"another training: ent_coef is 0\.5, and was 0\.0"):
-        resume(make_model(A2C, ent_coef=0.5), tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"another training: ent_coef is 0\.25, and was 0\.0"):
+        resume(make_model(A2C, ent_coef=0.25), tmp_path / "other")
+    callbacks = [Sets(None, None), ExactCheckpointCallback(tmp_path / "other", verbose=0)]
+    resume(make_model(A2C), tmp_path / "other").learn(128, callbacks)
     resumed = learn(tmp_path / "other", 192)
     assert resumed.ent_coef == 0.5
     assert_same_parameters(resumed, straight)

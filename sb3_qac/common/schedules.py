@@ -139,4 +139,7 @@ class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _current_ent_coef(self) -> float:
         """:return: the entropy coefficient of this update"""
+        if not isinstance(self.ent_coef, numbers.Real):
+            # A callback may have set another one, which exact resume can compare only as a schedule of SB3
+            self.ent_coef = check_schedule("ent_coef", self.ent_coef)  # type: ignore[assignment]
         return current_value("ent_coef", self.ent_coef, self._current_progress_remaining)

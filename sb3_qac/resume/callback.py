@@ -232,6 +232,10 @@ class ExactCheckpointCallback(BaseCallback):
                 self._restore(checkpoint.state)
                 left_out = ", ".join(checkpoint.state["left_out"])
             self._to_restore = checkpoint
+            # The training began with its first start
+            self._settings_at_start |= checkpoint.state["training"]
+            for name in checkpoint.state["algorithm"]:
+                self._attributes_at_start.pop(name, None)
             if left_out:
                 warnings.warn(
                     f"This training is not resumed exactly, because {checkpoint.path} does not have "

@@ -131,7 +131,9 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     here, there = training_settings(model), state["training"]
     for kind in type(model).__mro__:
         there = {**BEFORE.get(kind.__name__, {}), **there}
-    different = list(different_settings(here, there).values())
+    # An argument that a callback has changed, in a model that `resume` has restored
+    changed = {name: value for name, value in state["algorithm"].items() if name in here and equal(value, here[name])}
+    different = list(different_settings(here, {**there, **changed}).values())
     if not different:
         now, then = (
             # Without a module's own extra state, which may be anything

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import math
+import numbers
 import os
 import time
 import warnings
@@ -12,10 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr
 
+from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import read_json
 from sb3_qac.common.random_state import set_random_state
 from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, restoring
@@ -55,8 +59,11 @@ MODEL_ATTRIBUTES_SKIPPED = frozenset(
     "env _vec_normalize_env observation_space action_space policy rollout_buffer policy_kwargs rollout_buffer_kwargs verbose "
     "tensorboard_log seed start_time _total_timesteps _custom_logger _stats_window_size".split()
 )
-# Of a rollout buffer: those of the model
-BUFFER_ATTRIBUTES_SKIPPED = frozenset({"observation_space", "action_space", "device"})
+COUNTERS = ("num_timesteps", "_n_updates", "_episode_num", "_num_timesteps_at_start")
+# Of a rollout buffer: those of the model, and how far the rollout has come
+BUFFER_ATTRIBUTES_SKIPPED = frozenset(
+    "observation_space action_space device buffer_size n_envs obs_shape action_dim pos full generator_ready".split()
+)
 
 
 def check_supported(model: BaseAlgorithm) -> None:
@@ -177,6 +184,26 @@ def plain_attributes(model: BaseAlgorithm) -> dict[str, Any]:
     return copies
 
 
+def check_values(model: OnPolicyAlgorithm, values: dict[str, Any]) -> None:
+    """
+    :param model: Model
+    :param values: Its ``MODEL_ATTRIBUTES`` in a checkpoint, maybe from somebody else
+    :raises ValueError: if the next rollout could not begin with them
+    """
+    for name in COUNTERS:
+        if not isinstance(values[name], numbers.Integral) or values[name] < 0:
+            raise ValueError(f"`{name}` must be a whole number, at least 0, but is {values[name]!r}")
+    check_number("_current_progress_remaining", values["_current_progress_remaining"], minimum=-math.inf)
+    space, obs = model.observation_space, values["_last_obs"]
+    shapes = {key: part.shape for key, part in space.items()} if isinstance(space, spaces.Dict) else {None: space.shape}
+    found = {key: np.shape(part) for key, part in (obs.items() if isinstance(obs, dict) else [(None, obs)])}
+    if found != {key: (model.n_envs, *shape) for key, shape in shapes.items()}:  # type: ignore[misc]
+        raise ValueError(f"`_last_obs` must have an observation of {space} for each of {model.n_envs} environments")
+    starts = values["_last_episode_starts"]
+    if np.shape(starts) != (model.n_envs,) or np.asarray(starts).dtype != bool:
+        raise ValueError(f"`_last_episode_starts` must be {model.n_envs} booleans, but is {starts!r}")
+
+
 def model_state(
     model: OnPolicyAlgorithm,
     seen: set[int] | None = None,
@@ -229,6 +256,7 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
     here = buffer_state(model, {*seen, *map(id, parts_of(model))}), own_state(model, seen, {})
     algorithm = without_settings(model, state["algorithm"], names_kept_elsewhere(model))
     # First, because what differs is refused, and then the model stays as it is
+    check_values(model, state["model"])
     check_objects(here[0], state["rollout_buffer"], "the rollout buffer")
     check_objects(here[1], algorithm, type(model).__name__)
     if new_episodes:
@@ -246,7 +274,8 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
     for name, tensor in state["tensors"].items():
         tensors[name].data.copy_(tensor)
     if state["rollout_buffer"]:
-        restore_attributes(model.rollout_buffer, state["rollout_buffer"], "the rollout buffer")
+        kept = {name: value for name, value in state["rollout_buffer"].items() if name not in BUFFER_ATTRIBUTES_SKIPPED}
+        restore_attributes(model.rollout_buffer, kept, "the rollout buffer")
     restore_attributes(model, algorithm, type(model).__name__)
     # Only these: the checkpoint may be from somebody else. `ent_coef` is in it only if a callback had set it
     names = (*MODEL_ATTRIBUTES, *training_state(model), *({"ent_coef"} & state["model"].keys()))

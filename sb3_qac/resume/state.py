@@ -198,6 +198,8 @@ def is_plain(value: Any) -> bool:
     :return: Whether it consists only of numbers, strings, further values, members of enums, arrays, tensors and containers of
         these
     """
+    if value is None or type(value) in (bool, int, float, str, bytes, th.Tensor):
+        return True
     if isinstance(value, enum.Enum):
         return find_class(kind_of(value)) is type(value)
     if isinstance(value, np.generic):
@@ -213,7 +215,7 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         items = (*value.keys(), *value.values())
         return type(value) in PLAIN_DICTS and all(is_plain(item) for item in items)
-    return value is None or type(value) in (bool, int, float, str, bytes, th.Tensor)
+    return False
 
 
 def _is_described(dtype: np.dtype) -> bool:
@@ -239,10 +241,10 @@ def get_plain_attributes(obj: Any) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if is_plain(value)}
 
 
-def _excluded(obj: Any) -> Container[str]:
+def _excluded(obj: Any) -> frozenset[str]:
     """:return: names of attributes that its class keeps out of checkpoints, such as data that it reads from a file"""
     names = getattr(type(obj), "excluded_from_checkpoints", ())
-    return (names,) if isinstance(names, str) else names
+    return frozenset((names,) if isinstance(names, str) else names)
 
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ directly.
 import functools
 import importlib
 import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -59,17 +60,23 @@ def _register_algorithms(utils: ModuleType) -> None:
         registered = utils.ALGOS.setdefault(name, algorithm)
         if registered is not algorithm:
             refused.append(f"RL Zoo knows {name!r} already, as {registered}: it was not replaced by {algorithm}.")
-    # After the others are registered: a warning may be an error
     if refused:
-        warnings.warn(" ".join(refused), stacklevel=2)
+        try:
+            warnings.warn(" ".join(refused), stacklevel=2)
+        except UserWarning as warning:
+            # With `python -W error`, which must not keep the others from being registered
+            print(warning, file=sys.stderr)
 
 
 def _register_search_space(hyperparams_opt: ModuleType) -> None:
     for name in ("HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER"):
         _check_zoo(hyperparams_opt, isinstance(getattr(hyperparams_opt, name, None), dict), f"a dict `{name}`")
+    from rl_zoo3.utils import ALGOS
+
     for name, sampler in SAMPLERS.items():
-        hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault(name, sampler)
-        hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, convert_params)
+        if ALGOS.get(name) is ALGORITHMS[name]:
+            hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault(name, sampler)
+            hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, convert_params)
 
 
 def _check_manager(exp_manager: ModuleType) -> None:
