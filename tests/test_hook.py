@@ -148,6 +148,24 @@ def test_installing_twice_registers_one_finder(folder):
     assert run("hook.install(); hook.install(); print(sys.meta_path.count(hook.ZooFinder))", folder).stdout.strip() == "1"
 
 
+def test_a_module_that_is_loaded_lazily_is_registered_in_once_it_is_loaded(folder):
+    write_plugin(folder, "def register_in(module): print('registered in', module.__name__)")
+    finder = """
+import importlib.util
+from importlib.machinery import PathFinder
+class Lazy:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rl_zoo3.exp_manager":
+            spec = PathFinder.find_spec(name, path)
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+            return spec
+"""
+    program = "hook.install(); sys.meta_path.insert(0, Lazy()); import rl_zoo3.exp_manager as lazy; print('imported')"
+    result = run(f"{finder}\n{program}; lazy.anything = 1", folder)
+    assert result.stdout.splitlines()[-2:] == ["imported", "registered in rl_zoo3.exp_manager"]
+    assert result.stderr == ""
+
+
 def test_start_up_files_name_what_exists():
     spec = importlib.util.spec_from_file_location("hook", HOOK)
     hook = importlib.util.module_from_spec(spec)

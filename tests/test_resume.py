@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -884,6 +885,13 @@ def test_an_argument_that_a_callback_changes_goes_on(tmp_path):
     resumed = learn(tmp_path / "other", 192)
     assert resumed.ent_coef == 0.5
     assert_same_parameters(resumed, straight)
+
+
+@pytest.mark.parametrize("algorithm", [QA2C, QPPO])
+def test_an_entropy_coefficient_that_a_callback_sets_to_a_function_is_named_in_a_warning(algorithm, tmp_path):
+    change = Sets(64, lambda model: setattr(model, "ent_coef", lambda progress: 0.3 * progress))
+    with pytest.warns(UserWarning, match=r"do not have ent_coef\."):
+        make_model(algorithm).learn(192, [change, ExactCheckpointCallback(tmp_path, save_freq=32, verbose=0)])
 
 
 def test_a_schedule_that_a_callback_replaces_is_named_in_warnings(tmp_path):
@@ -2645,6 +2653,28 @@ def test_what_would_fail_later_is_refused_at_the_start(change, tmp_path):
     make_model(QA2C).learn(128, ExactCheckpointCallback(tmp_path, verbose=0))
     with pytest.raises(CheckpointError, match="cannot be restored"):
         resume_edited(tmp_path, lambda state: state.update(change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"num_timesteps": math.nan}, {"_n_updates": "x"}, {"_current_progress_remaining": None}, {"_last_obs": None}),
+        *({"_last_obs": np.zeros((2, 7))}, {"_last_episode_starts": "abc"}, {"_last_episode_starts": np.zeros(2)}),
+    ],
+    ids=str,
+)
+def test_a_rollout_begins_with_counters_and_observations_of_the_model_only(change, tmp_path):
+    make_model(QA2C).learn(128, ExactCheckpointCallback(tmp_path, verbose=0))
+    (name,) = change
+    with pytest.raises(CheckpointError, match=f"cannot be restored .*{name}"):
+        resume_edited(tmp_path, lambda state: state["model"].update(change))
+
+
+def test_a_rollout_buffer_keeps_the_sizes_of_the_model(tmp_path):
+    make_model(QA2C).learn(128, ExactCheckpointCallback(tmp_path, verbose=0))
+    model = make_model(QA2C)
+    resume_edited(tmp_path, lambda state: state["rollout_buffer"].update(buffer_size=10**13, n_envs=5), model)
+    assert (model.rollout_buffer.buffer_size, model.rollout_buffer.n_envs) == (model.n_steps, model.n_envs)
 
 
 class DrawsInAnotherPlace(gym.Wrapper):

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import gymnasium as gym
@@ -697,6 +698,25 @@ def test_a_name_that_another_algorithm_has_is_left_to_it_with_a_warning():
     assert utils.ALGOS == {**zoo.ALGORITHMS, "reinforce": dict}
     assert hyperparams_opt.HYPERPARAMS_SAMPLER["reinforce"] is sampler
     assert set(hyperparams_opt.HYPERPARAMS_SAMPLER) == set(zoo.ALGORITHMS)
+
+
+def test_a_name_that_is_taken_is_no_error_where_warnings_are_errors(capsys):
+    modules = fake_zoo()
+    modules["rl_zoo3.utils"].ALGOS["reinforce"] = dict
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        zoo.register_in(modules["rl_zoo3.utils"])
+    assert "knows 'reinforce' already" in capsys.readouterr().err
+
+
+def test_an_algorithm_of_the_user_s_with_our_name_gets_no_search_space_of_ours(monkeypatch):
+    zoo.register()
+    import rl_zoo3
+
+    monkeypatch.setitem(rl_zoo3.ALGOS, "reinforce", dict)
+    hyperparams_opt = fake_zoo()["rl_zoo3.hyperparams_opt"]
+    zoo.register_in(hyperparams_opt)
+    assert set(hyperparams_opt.HYPERPARAMS_SAMPLER) == set(zoo.ALGORITHMS) - {"reinforce"}
 
 
 def test_an_algorithm_of_the_user_s_with_our_name_keeps_its_own_presets(monkeypatch):
