@@ -206,15 +206,16 @@ class ExactCheckpointCallback(BaseCallback):
                 check_same_training(self.model, checkpoint)
                 self._check_same_call(checkpoint)
                 self._restore(checkpoint.state)
+                left_out = ", ".join(checkpoint.state["left_out"])
             self._to_restore = checkpoint
             # The training began with its first start
             self._settings_at_start |= checkpoint.state["training"]
             for name in checkpoint.state["algorithm"]:
                 self._attributes_at_start.pop(name, None)
-            if checkpoint.state["left_out"]:
+            if left_out:
                 warnings.warn(
-                    f"This training is not resumed exactly, because {checkpoint.path} does not have "
-                    f"{', '.join(checkpoint.state['left_out'])}: taken from this start.",
+                    f"This training is not resumed exactly, because {checkpoint.path} does not have {left_out}: taken from this "
+                    "start.",
                     stacklevel=2,
                 )
             if self.verbose >= 1:
