@@ -238,8 +238,8 @@ class ExactCheckpointCallback(BaseCallback):
                 self._attributes_at_start.pop(name, None)
             if left_out:
                 warnings.warn(
-                    f"This training is not resumed exactly, because {checkpoint.path} does not have "
-                    f"{left_out}: taken from this start.",
+                    f"This training is not resumed exactly, because {checkpoint.path} does not have {left_out}: taken from "
+                    "this start.",
                     stacklevel=2,
                 )
             if self.verbose >= 1:
