@@ -134,7 +134,7 @@ def test_without_a_figure_for_memory_the_table_says_so(tmp_path, monkeypatch):
         (["--until-return", "18", "--repeats", "3"], "--repeats is for the speed of training: leave `--until-return` out"),
         (["--repeats", "0"], "`repeats` must be a finite number, at least 1, but 0"),
         (["--n-envs", "16", "0"], "`n_envs` must be a finite number, at least 1, but 0"),
-        (["--algos", "a2c", "qpppo"], "There is no algorithm qpppo. There are .*qppo"),
+        (["--algos", "a2c", "qpppo"], "There is no algorithm qpppo. Did you mean ppo or qppo.* There are"),
         (["--algos", "dqn"], "dqn cannot be measured: only on-policy"),
         (["--until-return", "18", "--n-envs", "8", "16"], r"`n-envs` must be one number .*\[8, 16\]"),
         (["--until-return", "18", "--steps", "0"], "`steps` must be a finite number, at least 1, but 0"),

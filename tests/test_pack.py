@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import lzma
+import shlex
 import shutil
 from pathlib import Path
 from unittest.mock import Mock
@@ -530,15 +531,16 @@ def test_the_command_of_a_run_gives_that_run(tmp_path):
         make_grid("BreakoutNoFrameskip-v4", ["a2c"], [0], tmp_path, **settings)[0],
         make_grid("BreakoutNoFrameskip-v4", ["a2c"], [0], tmp_path, dtype="bfloat16")[0],
         make_grid("BreakoutNoFrameskip-v4", ["a2c"], [0], tmp_path, stop_return=1234567.5, eval_from=0.0)[0],
+        make_grid("CartPole-v1", ["all-action"], [0], tmp_path, hyperparams={"n_envs": 4, "learning_rate": "lin_1e-3"})[0],
     ):
-        words = command_of(dataclasses.asdict(run)).split()
+        words = shlex.split(command_of(dataclasses.asdict(run)))
         assert words[:3] == ["python", "-m", "sb3_qac"]
         (again,) = grid_of(make_parser().parse_args(words[3:]), tmp_path)
         assert again == run
-    # `study` has no option for entries as those of a search
-    assert command_of({**dataclasses.asdict(run), "hyperparams": {"n_envs": 4}}) == ""
+    # A search may change what the name of an algorithm says
+    assert command_of({**dataclasses.asdict(run), "hyperparams": {"n_envs": 4, "beta": 0.5}}) == ""
     whole = command_of({**dataclasses.asdict(run), "stop_return": 18.0, "eval_from": 15.0})
-    assert whole.endswith(" --stop-return 18 --eval-from 15")
+    assert " --stop-return 18 --eval-freq 300000 --eval-from 15 " in whole
     assert "--conf-file mine.yml" in command_of({**dataclasses.asdict(run), "config": str(config)})
 
 

@@ -207,11 +207,11 @@ def row_of(record: Record, study: str) -> dict[str, Any]:
 def command_of(settings: dict[str, Any]) -> str:
     """
     :param settings: Settings of a run
-    :return: the command that trains such a run; "" if the command has no option for some of its hyperparameters, as for a run
-        of a search
+    :return: the command that trains such a run; "" if it has other hyperparameters than its name says, as in a search
     """
     of_group = TASKS.get(field_name(settings["group"]), ("", {}))[1]
-    if (settings.get("hyperparams") or {}) != of_group:
+    given = settings.get("hyperparams") or {}
+    if {**given, **of_group} != given:
         return ""
     words = ["python", "-m", "sb3_qac", "study", settings["env_id"], "--algos", settings["group"]]
     words += ["--seeds", str(settings["seed"])]
@@ -220,6 +220,8 @@ def command_of(settings: dict[str, Any]) -> str:
         if value is not None and value != default:
             # A return that is a whole number has no ".0", as users write it
             words += [option, Path(value).name if name == "config" else str(value).removesuffix(".0")]
+    params = [f"{name}:{value!r}" for name, value in given.items() if name not in of_group]
+    words += ["-params", *params] if params else []
     words += ["--gym-packages", *settings["gym_packages"]] if settings.get("gym_packages") else []
     words += ["--deterministic"] if settings.get("deterministic") else []
     words += [] if settings.get("native", True) else ["--stock"]
