@@ -274,7 +274,7 @@ def _one_of_each(runs: Sequence[Run]) -> list[Run]:
 def notes(runs: Sequence[Run]) -> Iterator[str]:
     """
     :param runs: Runs of a study
-    :return: lines of text about what their trainings do, and nobody might expect
+    :return: lines about what these runs do that the user may not expect
     """
     n_envs: dict[str, dict[str, int]] = {}
     for run in _one_of_each(runs):
