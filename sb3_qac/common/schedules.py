@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 
 from sb3_qac.common.checks import check_choice, check_number
+from sb3_qac.common.torch_layers import SMALLEST_IMAGE
 
 SelfAlgorithm = TypeVar("SelfAlgorithm", bound="ScheduledOnPolicyAlgorithm")
 
@@ -102,7 +103,8 @@ class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
                 raise
             raise ValueError(
                 f"The images of {self.observation_space} are too small for the kernels of the features extractor. NatureCNN, "
-                "the default of 'CnnPolicy' and 'MultiInputPolicy', takes images of at least 36 x 36. Enlarge them, for "
+                f"the default of 'CnnPolicy' and 'MultiInputPolicy', takes images of at least {SMALLEST_IMAGE} x "
+                f"{SMALLEST_IMAGE}. Enlarge them, for "
                 "instance with `gymnasium.wrappers.ResizeObservation(env, (84, 84))`, or give another "
                 "`features_extractor_class` in `policy_kwargs`, or 'MlpPolicy', which flattens images."
             ) from error

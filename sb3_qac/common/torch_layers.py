@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 from sb3_qac.common.checks import check_choice, check_integer
 
+# Pixels of the smallest side that the convolutions of SB3's NatureCNN can be applied to
+SMALLEST_IMAGE = 36
+
 
 class LeanNatureCNN(NatureCNN):
     """

@@ -9,8 +9,7 @@ import yaml
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
-# Pixels of the smallest side that the convolutions of SB3's NatureCNN can be applied to
-SMALLEST_IMAGE = 36
+from sb3_qac.common.torch_layers import SMALLEST_IMAGE
 
 
 def fit_policy(manager: Any, hyperparams: dict[str, Any], saved_hyperparams: dict[str, Any]) -> None:
