@@ -197,6 +197,8 @@ class ExactCheckpointCallback(BaseCallback):
         self.iteration = self._log_interval_callback.offset = 0
         self._saved_at, self._evaluated = -1, False
         self._next_save_time, self._new_episodes_at = time.monotonic() + 60 * self.save_minutes, []
+        # The run may change its working folder
+        self.folder = self.folder.absolute()
         self._take_folder(self.folder)
         try:
             self._start(self.folder)

@@ -412,11 +412,18 @@ def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) 
     if kind == "enum":
         return _decode_member(value)
     if kind == "value":
-        return make_value(value["kind"], tuple(_decode(value["items"], arrays, repeated)))
+        return make_value(value["kind"], tuple(_decode_items(value, arrays, repeated)))
     if kind in CONTAINERS:
-        items = _decode(value["items"], arrays, repeated)
+        items = _decode_items(value, arrays, repeated)
         return deque(items, value["maxlen"]) if kind == "deque" else CONTAINERS[kind](items)
     return _decode_array(value, arrays)
+
+
+def _decode_items(value: dict[str, Any], arrays: dict[str, th.Tensor], repeated: dict[int, Any]) -> list[Any]:
+    if not isinstance(value["items"], list):
+        # A range of billions may stand in its place
+        raise CheckpointError("it has a container without a list of items.")
+    return _decode(value["items"], arrays, repeated)
 
 
 def _decode_member(value: dict[str, Any]) -> enum.Enum:
