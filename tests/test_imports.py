@@ -11,16 +11,12 @@ PACKAGE = Path(__file__).parent.parent / "sb3_qac"
 COMMANDS = (
     "zoo",
     "doctor",
-    "benchmark",
     "study",
-    "search",
     "report",
-    "pack",
     "diagnose",
     "evaluate",
     "export",
     "video",
-    "references",
     "presets",
 )
 # Who may import whom: what a package imports of the others. Nobody imports what stands above it
@@ -41,15 +37,14 @@ BELOW = {
 }
 # A module of study imports those on floors below its own
 STUDY_FLOORS = [
-    {"branching", "catalogue", "pqn", "records", "references", "run"},
+    {"branching", "catalogue", "pqn", "records", "run"},
     {"callbacks", "gradients", "progress", "snapshots", "statistics"},
     {"analysis", "manager", "pack"},
     {"loading"},
     {"agents", "train"},
     {"workers"},
     {"diagnose", "grid", "video"},
-    {"benchmark", "report", "search"},
-    {"ladder", "until_return"},
+    {"report"},
 ]
 
 
@@ -147,12 +142,3 @@ def test_help_of_every_command_imports_neither_pytorch_nor_rl_zoo(arguments):
     program = f"import runpy; sys.argv = {['sb3_qac', *arguments, '--help']}; runpy.run_module('sb3_qac', run_name='__main__')"
     printed = run_without(("torch", "rl_zoo3", "stable_baselines3", "resource"), program)
     assert printed.startswith("usage: python -m sb3_qac")
-
-
-def test_doctor_runs_where_python_has_no_resource_module():
-    """It is not there on Windows."""
-    program = (
-        "import runpy; sys.argv = ['sb3_qac', 'doctor', '--json']; from sb3_qac.study import benchmark\n"
-        "runpy.run_module('sb3_qac', run_name='__main__')"
-    )
-    assert '"what": "RL Zoo"' in run_without(("resource",), program)

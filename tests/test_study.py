@@ -41,6 +41,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 import sb3_qac
+from benchmarks.pack import command_of
 from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
 from sb3_qac.common.buffers import DeviceRolloutBuffer
@@ -52,11 +53,10 @@ from sb3_qac.resume.checkpoints import checkpoints_in, load_checkpoint
 from sb3_qac.study import workers
 from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback, StopOnReturn
-from sb3_qac.study.catalogue import BENCHMARKED, STUDIES, field_name
+from sb3_qac.study.catalogue import STUDIES, field_name
 from sb3_qac.study.grid import make_grid, notes, run_study
 from sb3_qac.study.loading import load_run, load_study, read_config
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
-from sb3_qac.study.pack import command_of
 from sb3_qac.study.progress import status_table, summary
 from sb3_qac.study.report import warnings_of
 from sb3_qac.study.run import Run, name_of_env, read_run
@@ -1284,7 +1284,6 @@ def test_the_summary_names_the_steps_the_time_and_the_return_of_finished_runs(tm
     ("arguments", "interrupt", "said"),
     [
         (["study", "cartpole"], "sb3_qac.study.grid.run_study", "study: interrupted; the same command resumes it."),
-        (["search", "minatar"], "sb3_qac.study.search.run_search", "search: interrupted; the same command resumes it."),
         (["evaluate", "run"], "sb3_qac.study.agents.evaluate_agent", "evaluate: interrupted."),
     ],
 )
@@ -1316,10 +1315,10 @@ def test_a_study_ends_with_the_commands_that_come_next(tmp_path, offline_wandb, 
 
 
 def test_on_a_full_disk_a_command_says_so(monkeypatch, capsys, tmp_path):
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs.csv")
-    monkeypatch.setattr("sb3_qac.study.loading.load_everything", Mock(side_effect=full))
-    assert main(["pack", str(tmp_path), "--output", str(tmp_path / "packed")]) == 1
-    assert capsys.readouterr().err == "pack: the disk is full (runs.csv). Free some space, and give the command again.\n"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "report.md")
+    monkeypatch.setattr("sb3_qac.study.report.write_report", Mock(side_effect=full))
+    assert main(["report", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "report: the disk is full (report.md). Free some space, and give the command again.\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="shells of Windows have no such exit code")
@@ -1373,7 +1372,6 @@ def test_after_ctrl_c_runs_whose_preset_cannot_be_resumed_are_named(tmp_path, mo
         (["pong", "--ray", "nonsense"], "HOST:PORT"),
         (["classic", "--dtype", "bfloat16"], "`dtype` is 'bfloat16', but CartPole-v1 is not an Atari game"),
         (["pong", "--stock", "--dtype", "bfloat16"], "`--dtype` is 'bfloat16', but with `--stock`"),
-        (["ladder", "--algos", "trpo"], "no rung trpo. There are reinforce-episode"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(arguments, message):
@@ -1470,12 +1468,6 @@ def test_help_names_the_studies(capsys):
         main(["study", "--help"])
     printed = capsys.readouterr().out
     assert "--stop-return" in printed and "minatar" in printed and "all-action-baseline" in printed
-
-
-def test_help_shows_default_lists_as_on_the_command_line(capsys):
-    with pytest.raises(SystemExit):
-        main(["benchmark", "--help"])
-    assert f"(default: {' '.join(BENCHMARKED)})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_commit_is_that_of_this_package_only(tmp_path, monkeypatch):

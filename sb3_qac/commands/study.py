@@ -5,13 +5,12 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sb3_qac.commands import HelpFormatter, add_training_options
 from sb3_qac.common.checks import check_device, check_number
-from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS, field_name, study_of
+from sb3_qac.study.catalogue import STUDIES, TASKS, field_name, study_of
 
 
 def add_parser(commands: Any) -> None:
@@ -105,8 +104,6 @@ def run(args: argparse.Namespace) -> int:
     from sb3_qac.study.grid import check_ray_address, run_study, what_is_resumed
 
     folder = args.output or Path("studies", args.env)
-    if args.env == "ladder":
-        check_ladder(args.algos, args.stop_return)
     try:
         if args.ray is not None:
             check_ray_address(args.ray)
@@ -126,8 +123,6 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, ConnectionError) as error:
         sys.exit(f"study: {error}")
     print_results(runs, failed, args.json)
-    if args.env == "ladder":
-        print_page(folder, args.jobs, args.json)
     if not args.json:
         print_next_commands(runs, folder)
     return 1 if failed else 0
@@ -145,20 +140,6 @@ def print_notes(args: argparse.Namespace, runs: Sequence[Any]) -> None:
     # Variants of an algorithm have the same
     for line in dict.fromkeys(notes(runs)):
         print(f"study: {line}", file=sys.stderr)
-
-
-def print_page(folder: Path, jobs: int, as_json: bool) -> None:
-    """
-    :param folder: Folder of the ladder
-    :param jobs: Number of processes
-    :param as_json: Whether the output is for JSON, so that the page's path goes elsewhere
-    """
-    from sb3_qac.study.ladder import write_page
-
-    try:
-        print(write_page(folder, jobs), file=sys.stderr if as_json else sys.stdout)
-    except ValueError as error:
-        sys.exit(f"study: {error}")
 
 
 def print_next_commands(runs: Sequence[Any], folder: Path) -> None:
@@ -274,22 +255,3 @@ def hyperparams_given(entries: Sequence[str], algos: Sequence[str]) -> dict[str,
         if fixed := given.keys() & TASKS.get(field_name(algo), ("", {}))[1]:
             raise ValueError(f"`-params` has {', '.join(sorted(fixed))}, which the name {algo} already sets.")
     return given
-
-
-def check_ladder(algos: Sequence[str] | None, stop_return: float | None) -> None:
-    """
-    Exit if the page of the ladder cannot be written: before half an hour of training instead of after it.
-
-    :param algos: Requested algorithms; None for all
-    :param stop_return: Return at which a training should stop; None for no such return
-    """
-    if stop_return is not None:
-        sys.exit(
-            f"study: `--stop-return` is {stop_return:g}, but the ladder's page compares the last evaluations of whole "
-            "trainings. Leave it out: the page has the steps to a return too."
-        )
-    if algos is not None and not {field_name(algo) for algo in algos} & set(RUNGS):
-        sys.exit(f"study: the ladder has no rung {', '.join(algos)}. There are {', '.join(RUNGS)}.")
-    missing = [name for name in ("markdown", "matplotlib", "rliable") if find_spec(name) is None]
-    if missing:
-        sys.exit(f"study: the ladder's page needs {', '.join(missing)}: pip install '.[report]', in the checkout")

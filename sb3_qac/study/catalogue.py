@@ -82,15 +82,6 @@ ABLATION: dict[str, dict[str, Any]] = {
 }
 TASKS |= {name: ("qppo", changes) for name, changes in ABLATION.items()}
 
-# What `benchmark` measures unless told otherwise; the first algorithm is the baseline
-BENCHMARKED = ("a2c", "qa2c", "ppo", "qppo")
-# Of an Atari game: SB3's environments and network, or the native environments and `LeanNatureCNN` in one of two precisions
-VARIANTS: dict[str, dict[str, Any]] = {
-    "stock": dict(native=False, dtype=None),
-    "float32": dict(native=True, dtype="float32"),
-    "bfloat16": dict(native=True, dtype="bfloat16"),
-}
-
 
 @dataclass(frozen=True)
 class Study:

@@ -18,7 +18,6 @@ from tqdm.auto import tqdm
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.study.analysis import (
-    PUBLISHED,
     counted,
     number_as_text,
     over_environments,
@@ -491,9 +490,6 @@ def _different(found: dict[str, dict[str, Any]]) -> list[str]:
 
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
     lines = [*table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
-    if env_id in PUBLISHED:
-        lines += ["Published figures, measured with other protocols:", "", "| | score |", "|---|---|"]
-        lines += [f"| {source} | {score} |" for source, score in PUBLISHED[env_id].items()] + [""]
     analysis = list(paragraphs(groups, goal))
     if analysis:
         lines += [f"{heading} Analysis", "", *analysis, ""]

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Steps per second of training in Pong, without evaluations: bash measure.sh ROUNDS > speed.csv
+# Steps per second of training in Pong, without evaluations: bash benchmarks/peers/measure.sh ROUNDS > speed.csv
 #
 # PEERS: Python with SB3, RL Zoo, ale-py, opencv-python-headless and EnvPool 1.2.5. CLEANRL: Python with envpool==0.8.4, gym==0.23.1, numpy<2, torch, tyro
 # and tensorboard. SOURCE: folder with CleanRL's ppo_atari_envpool.py and pqn_atari_envpool.py. OURS: Python with sb3_qac. Nothing else may run.

@@ -1,7 +1,7 @@
 """
 Steps per second on a GPU and on the CPU of the same machine, native environments and bfloat16, all in one process:
 
-    python results/benchmark/gpu.py gpu.json
+    python -m benchmarks.gpu gpu.json
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch as th
 
-from sb3_qac.study.benchmark import Contender, _seconds_per_call, contender_model, machine_of, measure_parts
+from benchmarks.speed import Contender, contender_model, machine_of, measure_parts, seconds_per_call
 from sb3_qac.zoo import register
 
 PONG, MINATAR = "PongNoFrameskip-v4", "MinAtar/Breakout-v1"
@@ -33,7 +33,7 @@ def measure(algo, env_id=PONG, n_envs=16, device="cuda", threads=1, compiled=Fal
             # CUDA graphs are recorded in the second call of each shape
             model.learn(4 * rollout, reset_num_timesteps=False)
             seconds_to_compile = time.perf_counter() - start
-        speed = steps / _seconds_per_call(lambda: model.learn(steps, reset_num_timesteps=False), SECONDS)
+        speed = steps / seconds_per_call(lambda: model.learn(steps, reset_num_timesteps=False), SECONDS)
     row = dict(algo=algo, env=env_id, n_envs=n_envs, device=device, threads=threads, compiled=compiled, steps_per_second=speed)
     print({**row, "seconds_to_compile": seconds_to_compile}, flush=True)
     return {**row, "seconds_to_compile": seconds_to_compile}
@@ -43,7 +43,8 @@ def parts(algo, device):
     """:return: a row: milliseconds of the parts of a rollout and its update"""
     th.set_num_threads(1)
     row = dict(algo=algo, env=PONG, n_envs=16, device=device)
-    row.update(measure_parts(Contender(algo, "bfloat16"), PONG, 16, 1, device))
+    with contender_model(Contender(algo, "bfloat16"), PONG, 16, device) as model:
+        row.update(measure_parts(model, seconds=1))
     print(row, flush=True)
     return row
 

@@ -1,7 +1,7 @@
 """
 Five variants of QPPO on MinAtar that the protocol names, with the preset otherwise, and the preset itself:
 
-    python results/search_minatar/variants.py entropy-target MinAtar/Breakout-v1 --seeds 0 1 --steps 600000 --eval-freq 100000
+    python -m benchmarks.variants entropy-target MinAtar/Breakout-v1 --seeds 0 1 --steps 600000 --eval-freq 100000
 
 What follows the variant's name are arguments of ``study``, without ``--jobs`` and ``--ray``, whose processes would train the
 preset. A resumed run of ``averaged-critic`` begins its moving average anew.
@@ -195,8 +195,7 @@ class Variant(QPPO):
 
 def main():
     # By their names, so that checkpoints find the classes
-    from variants import Variant
-
+    from benchmarks.variants import Variant
     from sb3_qac.__main__ import main as command_line
 
     variant, *arguments = sys.argv[1:]

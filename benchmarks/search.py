@@ -1,10 +1,14 @@
 """
 A search of hyperparameters over several tasks at once, with the same budget for each algorithm: one setting has to do for all
 tasks. Candidates, rounds and budgets follow from a file that is written before the search.
+
+    python -m benchmarks.search minatar --algos qppo ppo --jobs 2
 """
 
+import argparse
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
@@ -16,17 +20,30 @@ import pandas as pd
 import yaml
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rl_zoo3.utils import ALGOS
 
-from sb3_qac.common.checks import check_integer, check_number, check_seed
-from sb3_qac.common.files import make_folder, read_json, write_atomically
+from sb3_qac.commands import HelpFormatter, add_training_options
+from sb3_qac.common.allocator import keep_freed_memory
+from sb3_qac.common.checks import check_device, check_integer, check_number, check_seed
+from sb3_qac.common.files import make_folder, read_json, to_json, write_atomically
+from sb3_qac.common.threads import limit_spinning
 from sb3_qac.study.catalogue import STUDIES, TASKS
-from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, check_hyperparams, make_grid, run_study
+from sb3_qac.study.grid import (
+    ZOO_ENTRIES,
+    check_entry,
+    check_hyperparams,
+    make_grid,
+    reason_of_failure,
+    run_study,
+    what_is_resumed,
+)
 from sb3_qac.study.loading import load_evaluations
+from sb3_qac.study.manager import import_packages
 from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.study.statistics import standard_error
-from sb3_qac.zoo import presets, register
+from sb3_qac.zoo import register
 
 RUNS_FILE, CANDIDATES_FILE = "search.csv", "candidates.yml"
 COLUMNS = ["algo", "candidate", "round", "env", "seed", "steps", "return", "score", "seconds", "commit"]
@@ -167,10 +184,10 @@ def choices_of(entry: str, values: Any) -> list[tuple[Any, dict[str, Any]]]:
 def search_file(name: str) -> Path:
     """
     :param name: Name of a search
-    :return: path of its file in this package
+    :return: path of its file
     :raises ValueError: if there is none
     """
-    path = presets(f"search/{name}")
+    path = Path(__file__).with_name("searches") / f"{name}.yml"
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in path.parent.glob("*.yml")))
         raise ValueError(f"There is no search {name!r}. There are {names}; `--conf-file` takes a file of your own.")
@@ -639,3 +656,73 @@ def as_row(search: Search, trial: Trial) -> dict[str, Any]:
     numbers = [*trial.scores.mean(axis=1), trial.mean, trial.error]
     names = [*search.references, "score", "standard_error"]
     return row | {name: None if math.isnan(number) else float(number) for name, number in zip(names, numbers, strict=True)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    :param arguments: Command line; by default, that of the process
+    :return: Exit code, 1 if a run failed
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.search",
+        description="Trains the candidates of each algorithm in rounds, and the best ones again with more steps and seeds. "
+        "Run it again after a kill or Ctrl-C: it resumes unfinished runs exactly and skips finished ones. On another machine, "
+        "search.csv and candidates.yml stand for the finished runs.",
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("name", help="minatar, lunarlander, or with --conf-file a name of your own")
+    parser.add_argument("--algos", nargs="+", metavar="ALGO", help="algorithms of the search; default: all")
+    parser.add_argument("--conf-file", type=Path, help="YAML file of the search; default: that of NAME in this package")
+    add_training_options(parser)
+    parser.add_argument("--output", type=Path, help="folder; default: studies/search/NAME")
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON at the end")
+    args = parser.parse_args(arguments)
+
+    limit_spinning()
+
+    folder = args.output or Path("studies", "search", args.name)
+    # Sets this process; the processes of `--jobs` do it when they start
+    keep_freed_memory()
+    try:
+        for name in ("jobs", "threads"):
+            check_number(name, getattr(args, name), minimum=1)
+        check_device(args.device)
+        import_packages(args.gym_packages)
+        search = load_search(args.conf_file or search_file(args.name))
+    except ValueError as error:
+        sys.exit(f"search: {error}")
+    names = list(dict.fromkeys(args.algos or search.algorithms))
+    try:
+        settings = {"n_threads": args.threads, "device": args.device, "gym_packages": args.gym_packages}
+        failed = run_search(search, names, folder, args.jobs, **settings)
+    except KeyboardInterrupt:
+        runs = [run for trial in started_trials(search, names, folder) for run in trial.runs]
+        sys.exit(f"search: interrupted; the same command {what_is_resumed(runs)}.")
+    except ValueError as error:
+        sys.exit(f"search: {error}")
+    print_standings(search, names, folder, args.json)
+    for run_folder, reason in failed.items():
+        print(f"{run_folder} failed, so its candidate has no score: {reason_of_failure(run_folder, reason)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def print_standings(search: Any, names: list[str], folder: Path, as_json: bool) -> None:
+    """
+    :param search: The search
+    :param names: Algorithms of the search
+    :param folder: Its folder
+    :param as_json: Whether to print JSON instead of tables and the best candidates as YAML
+    """
+
+    trials = {name: standings(search, name, folder) for name in names}
+    if as_json:
+        print(to_json({name: [as_row(search, trial) for trial in of_name] for name, of_name in trials.items()}))
+        return
+    for name, of_name in trials.items():
+        Console().print(standings_table(search, name, of_name))
+        print(choices_as_text(of_name))
+        print(best_as_yaml(name, list(started_trials(search, [name], folder))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """
 Trains QA2C with one candidate after the other, and writes a line of JSON for each run.
 
-    python results/qa2c_shrinkage/trials.py trials.jsonl --tasks "IdentityEnv, 3,000 steps" --seeds 10 --candidates dueling
+    python -m benchmarks.qa2c_shrinkage.trials trials.jsonl --tasks "IdentityEnv, 3,000 steps" --seeds 10 --candidates dueling
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """
-SB3's A2C or PPO on EnvPool's Pong, with RL Zoo's settings: ``python sb3_envpool.py a2c 100000``. It needs
+SB3's A2C or PPO on EnvPool's Pong, with RL Zoo's settings: ``python benchmarks/peers/sb3_envpool.py a2c 100000``. It needs
 ``pip install envpool``.
 """
 

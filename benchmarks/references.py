@@ -1,9 +1,15 @@
 """
 The best possible return on FrozenLake-v1 and Blackjack-v1, by dynamic programming, and the return of tabular Q-learning.
+
+    python -m benchmarks.references --jobs 2 > results/tabular/references.json
 """
 
+import argparse
 import functools
 import itertools
+import json
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -160,3 +166,28 @@ def references(n_steps: int = 500_000, n_seeds: int = 10, jobs: int = 1) -> dict
         q_learned = list(tqdm(returns, desc=env_id, total=n_seeds, unit="seed"))
         results[env_id] = {"optimal": optimal(), "steps": n_steps, "q_learning": q_learned}
     return results
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    :param arguments: Command line; by default, that of the process
+    :return: Exit code
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.references",
+        description="Prints JSON for both tasks: the value of the optimal policy by dynamic programming, and for each seed "
+        "the mean return of the greedy policy of tabular Q-learning in 2,000 episodes.",
+    )
+    parser.add_argument("--steps", type=int, default=500_000, help="environment steps of Q-learning")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="number of seeds to run at once")
+    args = parser.parse_args(arguments)
+    try:
+        print(json.dumps(references(args.steps, args.seeds, args.jobs), indent=1))
+    except ValueError as error:
+        sys.exit(f"references: {error}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

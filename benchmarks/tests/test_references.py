@@ -8,10 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from sb3_qac.__main__ import main
-from sb3_qac.study.references import CARDS, OPTIMAL, blackjack_value, dealer_totals, dealt_value, draw, q_learning
+from benchmarks.references import CARDS, OPTIMAL, blackjack_value, dealer_totals, dealt_value, draw, main, q_learning
 
-RESULTS = json.loads((Path(__file__).parent.parent / "results" / "tabular" / "references.json").read_text())
+RESULTS = json.loads((Path(__file__).parents[2] / "results" / "tabular" / "references.json").read_text())
 
 
 @pytest.mark.parametrize("env_id", OPTIMAL)
@@ -50,11 +49,11 @@ def test_q_learning_finds_a_policy_that_is_nearly_optimal():
 
 
 def test_the_command_prints_json(capsys):
-    assert main(["references", "--steps", "200", "--seeds", "1"]) == 0
+    assert main(["--steps", "200", "--seeds", "1"]) == 0
     captured = capsys.readouterr()
     # The result alone goes to the standard output, the progress of each environment elsewhere
     assert all(env_id in captured.err for env_id in OPTIMAL)
     printed = json.loads(captured.out)
     assert {env_id: len(found["q_learning"]) for env_id, found in printed.items()} == dict.fromkeys(OPTIMAL, 1)
     with pytest.raises(SystemExit, match="references: `seeds`"):
-        main(["references", "--seeds", "0"])
+        main(["--seeds", "0"])

@@ -10,11 +10,10 @@ from PIL import Image
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
 
+from benchmarks.ladder import _median, gradients_of_updates, noise_of_run, write_page
 from sb3_qac import QA2C, REINFORCE
-from sb3_qac.__main__ import main
 from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS, field_name
 from sb3_qac.study.grid import make_grid, run_study
-from sb3_qac.study.ladder import _median, gradients_of_updates, noise_of_run, write_page
 
 SMALL = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
 
@@ -40,11 +39,6 @@ def test_gradients_are_collected_without_learning(algorithm):
     assert {len(gradient) for gradient in gradients} == {2 * 64 + 2}
     assert steps == 16 if algorithm is not REINFORCE else steps > 5
     assert len({float(gradient.norm()) for gradient in gradients}) == len(gradients)
-
-
-def test_a_return_to_stop_at_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="study: `--stop-return` is 475, but the ladder's page compares"):
-        main(["study", "ladder", "--stop-return", "475", "--output", str(tmp_path)])
 
 
 @pytest.mark.usefixtures("quick_noise")

@@ -1,4 +1,8 @@
-"""Follows one state of IdentityEnv(4) over a training, and writes a row for each 300 steps: python stuck.py > stuck.csv"""
+"""
+Follows one state of IdentityEnv(4) over a run, and writes a row for each 300 steps.
+
+    python -m benchmarks.qa2c_shrinkage.stuck > stuck.csv
+"""
 
 import csv
 import sys
@@ -6,8 +10,8 @@ import sys
 import torch as th
 from stable_baselines3.common.envs import IdentityEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
-from trials import CANDIDATES, IDENTITY, RMSPROP
 
+from benchmarks.qa2c_shrinkage.trials import CANDIDATES, IDENTITY, RMSPROP
 from sb3_qac import QA2C
 from sb3_qac.common.losses import corrected_advantages, state_values
 

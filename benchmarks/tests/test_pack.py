@@ -15,17 +15,20 @@ import pandas as pd
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from benchmarks import pack as module
+from benchmarks.ladder import write_page
+from benchmarks.pack import N_POINTS, add_packed, command_of, rounded, thinned, write_pack
 from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
 from sb3_qac.study.diagnose import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
-from sb3_qac.study.ladder import write_page
 from sb3_qac.study.loading import figures_of, load_curves, load_everything, load_run, load_study
-from sb3_qac.study.pack import N_POINTS, add_packed, command_of, load_pack, rounded, thinned, write_pack
+from sb3_qac.study.pack import load_pack
 from sb3_qac.study.records import records_of
 from sb3_qac.study.report import markdown, write_report
 from tests.test_report import write_run
 
+COMMANDS = {"pack": module.main, "report": lambda arguments: main(["report", *arguments])}
 PARTS = {"": 5, "part": 2, "stopped": 1}
 FILES = ["curves.csv.xz", "diagnosis.json", "evaluations.csv.xz", "runs.csv", "settings.json"]
 
@@ -58,7 +61,7 @@ def live(tmp_path_factory):
 def packed(live, tmp_path_factory):
     output = tmp_path_factory.mktemp("results") / "cartpole"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert main(["pack", str(live), "--output", str(output)]) == 0
+        assert module.main([str(live), "--output", str(output)]) == 0
     assert sorted(path.name for path in output.iterdir()) == FILES
     assert sorted(printed.getvalue().split()) == [str(output / name) for name in FILES]
     return output
@@ -68,11 +71,11 @@ def test_a_packed_run_is_not_replaced_by_one_that_has_been_begun_again(tmp_path)
     """As in a new clone, which has the packed study and not the folders of its runs."""
     packed = tmp_path / "packed"
     write_run(tmp_path / "first", "a2c", 0, [[0, 2], [10, 12]], algo="a2c")
-    assert main(["pack", str(tmp_path / "first"), "--output", str(packed)]) == 0
+    assert module.main([str(tmp_path / "first"), "--output", str(packed)]) == 0
     before = {path.name: path.read_bytes() for path in packed.iterdir()}
     write_run(tmp_path / "again", "a2c", 0, [], finished=False, algo="a2c")
     with pytest.raises(SystemExit, match=LESS):
-        main(["pack", str(tmp_path / "again"), "--output", str(packed)])
+        module.main([str(tmp_path / "again"), "--output", str(packed)])
     assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
 
 
@@ -81,13 +84,13 @@ def test_what_the_pack_alone_has_of_a_run_is_kept(gone, tmp_path):
     packed, again = tmp_path / "packed", tmp_path / "again"
     run = write_run(again, "a2c", 0, [[0, 2], [10, 12]], algo="a2c")
     (run / "diagnosis.json").write_text('[{"steps": 1000}]')
-    assert main(["pack", str(again), "--output", str(packed)]) == 0
+    assert module.main([str(again), "--output", str(packed)]) == 0
     before = {path.name: path.read_bytes() for path in packed.iterdir()}
     assert len(before) == len(FILES)
     (run / gone).unlink()
     with pytest.raises(SystemExit, match=LESS):
-        main(["pack", str(again), "--output", str(packed)])
-    assert main(["pack", str(again), "--add", "--output", str(packed)]) == 0
+        module.main([str(again), "--output", str(packed)])
+    assert module.main([str(again), "--add", "--output", str(packed)]) == 0
     assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
 
 
@@ -209,13 +212,13 @@ def test_a_study_can_be_packed_into_the_folder_where_the_command_runs(name, live
     folder.mkdir()
     monkeypatch.chdir(folder)
     for options in ([], ["--add"]):
-        assert main(["pack", str(live), "--output", ".", *options]) == 0
+        assert module.main([str(live), "--output", ".", *options]) == 0
     assert len(load_everything(live)) == len(set(pd.read_csv("runs.csv", dtype=str, keep_default_na=False)["study"]))
     assert len(load_study(folder)) == 1
     # Without parts
     Path("runs.csv").unlink()
-    assert main(["pack", str(live / "part" / "Acrobot-v1"), "--output", "."]) == 0
-    assert main(["pack", str(live / "part" / "Acrobot-v1"), "--output", ".", "--add"]) == 0
+    assert module.main([str(live / "part" / "Acrobot-v1"), "--output", "."]) == 0
+    assert module.main([str(live / "part" / "Acrobot-v1"), "--output", ".", "--add"]) == 0
     assert [record.name for record in load_pack(folder)] == [record.name for record in load_pack(packed, "part")]
 
 
@@ -230,7 +233,7 @@ def test_runs_are_added_to_those_that_are_packed_already(live, packed, tmp_path)
             shutil.copytree(path.parent, target / run)
     output = tmp_path / "cartpole"
     for folder in (there, here, there):
-        assert main(["pack", str(folder), "--output", str(output), "--add"]) == 0
+        assert module.main([str(folder), "--output", str(output), "--add"]) == 0
     for name in FILES:
         assert (output / name).read_bytes() == (packed / name).read_bytes()
 
@@ -241,7 +244,7 @@ def test_a_run_that_was_trained_again_has_no_part_of_the_earlier_one(tmp_path):
     (run / "diagnosis.json").write_text('[{"steps": 1000}]')
     write_run(tmp_path / "again", "qa2c", 0, [[0, 2], [10, 13]], algo="qa2c", curves=False)
     for folder in ("first", "again"):
-        assert main(["pack", str(tmp_path / folder), "--output", str(output), "--add"]) == 0
+        assert module.main([str(tmp_path / folder), "--output", str(output), "--add"]) == 0
     (record,) = load_pack(output)
     assert record.means.tolist() == [1, 11.5] and not record.diagnosis and not record.curves
 
@@ -251,27 +254,9 @@ def test_a_diagnosis_from_before_the_first_evaluation_is_kept(tmp_path):
     (run / "diagnosis.json").write_text('[{"steps": 1000}]')
     write_run(tmp_path / "later", "qa2c", 0, [[0, 2], [10, 12]], algo="qa2c")
     for folder in ("first", "later"):
-        assert main(["pack", str(tmp_path / folder), "--output", str(tmp_path / "packed"), "--add"]) == 0
+        assert module.main([str(tmp_path / folder), "--output", str(tmp_path / "packed"), "--add"]) == 0
     (record,) = load_pack(tmp_path / "packed")
     assert record.diagnosis == [{"steps": 1000}] and len(record.means) == 2
-
-
-def test_a_pack_of_a_folder_names_the_runs_that_are_only_packed_there(tmp_path, capsys):
-    study = tmp_path / "study"
-    for seed in (0, 1):
-        write_run(study, "a2c", seed, [[0, 2]], algo="a2c")
-    assert main(["pack", str(study), "--output", str(study)]) == 0
-    shutil.rmtree(study / "a2c_seed-1")
-    # Of another program
-    shutil.copytree(study / "a2c_seed-0", tmp_path / "theirs" / "a2c_seed-0")
-    (tmp_path / "theirs" / "runs.csv").write_text("a,b\n1,2\n")
-    assert main(["pack", str(tmp_path / "theirs"), "--output", str(tmp_path / "mine")]) == 0
-    capsys.readouterr()
-    assert main(["pack", str(study), "--output", str(tmp_path / "other")]) == 0
-    assert f"pack: packed in {study}, and left out, " in (told := capsys.readouterr().err) and told.endswith(": a2c_seed-1.\n")
-    # Here it is not left out
-    assert main(["pack", str(study), "--output", str(study), "--add"]) == 0
-    assert capsys.readouterr().err == "" and len(load_pack(study)) == 2
 
 
 def test_packed_runs_that_the_study_does_not_have_are_not_dropped(live, packed, tmp_path):
@@ -281,14 +266,14 @@ def test_packed_runs_that_the_study_does_not_have_are_not_dropped(live, packed, 
     others = "a2c_seed-1, all-action_seed-0, all-action_seed-1, ..."
     message = f"{n_others} of the packed runs in .* would be lost, because .*: {others}. Give `--add` to keep them, or delete"
     with pytest.raises(SystemExit, match=f"^pack: {message}"):
-        main(["pack", str(study), "--output", str(output)])
+        module.main([str(study), "--output", str(output)])
     assert {name: (output / name).read_bytes() for name in FILES} == {name: (packed / name).read_bytes() for name in FILES}
     (output / "runs.csv").write_text("a,b\n1,2\n")
     for options in ([], ["--add"]):
         with pytest.raises(SystemExit, match=r"^pack: .*runs.csv is damaged: .* or delete it to pack again\."):
-            main(["pack", str(study), "--output", str(output), *options])
+            module.main([str(study), "--output", str(output), *options])
     (output / "runs.csv").unlink()
-    assert main(["pack", str(study), "--output", str(output)]) == 0
+    assert module.main([str(study), "--output", str(output)]) == 0
     assert list(pd.read_csv(output / "runs.csv")["run"]) == ["a2c_seed-0"]
 
 
@@ -298,15 +283,15 @@ def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_p
     other = shutil.copytree(live / "part" / "Acrobot-v1" / "all-action_seed-0", tmp_path / "Acrobot-v1" / "all-action_seed-0")
     for add in ["--add"], []:
         with pytest.raises(SystemExit, match="all-action_seed-0 is a run on Acrobot-v1, but that of this name"):
-            main(["pack", str(other.parent), "--output", str(output), *add])
+            module.main([str(other.parent), "--output", str(output), *add])
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     # In the folder of its environment it is another run. The same run in two places is refused
     shutil.move(other, tmp_path / "study" / "Acrobot-v1" / other.name)
-    assert main(["pack", str(tmp_path / "study"), "--output", str(output), "--add"]) == 0
+    assert module.main([str(tmp_path / "study"), "--output", str(output), "--add"]) == 0
     assert {"all-action_seed-0", "Acrobot-v1/all-action_seed-0"} <= set(pd.read_csv(output / "runs.csv")["run"])
     shutil.move(tmp_path / "study" / "Acrobot-v1" / other.name, tmp_path / "moved" / "again_seed-0")
     with pytest.raises(SystemExit, match="are both the run of all-action on Acrobot-v1 with seed 0, and would count twice"):
-        main(["pack", str(tmp_path / "moved"), "--output", str(output), "--add"])
+        module.main([str(tmp_path / "moved"), "--output", str(output), "--add"])
 
 
 def with_unfinished(parts, path):
@@ -332,7 +317,7 @@ def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhe
     status = again / "a2c_seed-1" / "status.json"
     status.write_text(json.dumps({**json.loads(status.read_text()), "steps": 0, "finished": False}))
     before = {name: (output / name).read_bytes() for name in FILES}
-    assert main(["pack", str(again), "--output", str(output), "--add"]) == 0
+    assert module.main([str(again), "--output", str(output), "--add"]) == 0
     assert {name: (output / name).read_bytes() for name in FILES} == before
     kept = f"its finished run in {output}, at 2,000 steps, is kept."
     assert f"a2c_seed-1 is unfinished in {again}, at 0 steps: {kept}" in capsys.readouterr().err
@@ -343,7 +328,7 @@ def test_of_two_unfinished_runs_the_one_with_more_steps_stays(lost, live, tmp_pa
     def pack(n_steps, *options):
         status = study / "a2c_seed-1" / "status.json"
         status.write_text(json.dumps({**json.loads(status.read_text()), "steps": n_steps, "finished": False}))
-        assert main(["pack", str(study), "--output", str(output), *options]) == 0
+        assert module.main([str(study), "--output", str(output), *options]) == 0
         return list(pd.read_csv(output / "runs.csv")[["state", "steps"]].itertuples(index=False, name=None))
 
     study, output = tmp_path / "study", tmp_path / "packed"
@@ -363,13 +348,13 @@ def test_a_finished_run_is_not_replaced_by_a_shorter_one_of_its_name(options, li
     status = study / "a2c_seed-1" / "status.json"
     status.write_text(json.dumps({**json.loads(status.read_text()), "steps": 1000}))
     before = {name: (output / name).read_bytes() for name in FILES}
-    command = ["pack", str(study), "--output", str(output), *options]
+    command = [str(study), "--output", str(output), *options]
     if options:
-        assert main(command) == 0
+        assert module.main(command) == 0
         assert f"a2c_seed-1 is finished in {study}, at 1,000 steps: its finished run" in capsys.readouterr().err
     else:
         with pytest.raises(SystemExit, match=r"1 of the packed runs .* would be lost"):
-            main(command)
+            module.main(command)
     assert {name: (output / name).read_bytes() for name in FILES} == before
 
 
@@ -383,7 +368,7 @@ def test_a_lost_run_stays_lost_when_it_is_packed_again(options, live, tmp_path):
         (1600, options, "unfinished"),
     ):
         status.write_text(json.dumps({**json.loads(status.read_text()), "steps": n_steps, "finished": False}))
-        assert main(["pack", str(study), "--output", str(output), *option]) == 0
+        assert module.main([str(study), "--output", str(output), *option]) == 0
         assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == state
 
 
@@ -393,7 +378,7 @@ def test_two_packs_are_merged(live, tmp_path):
     write_pack(parts, whole)
     write_pack({"": parts[""][:1]}, one)
     write_pack({**parts, "": parts[""][1:]}, other)
-    assert main(["pack", str(one), "--add", "--output", str(other)]) == 0
+    assert module.main([str(one), "--add", "--output", str(other)]) == 0
     for name in FILES:
         assert (other / name).read_bytes() == (whole / name).read_bytes()
 
@@ -503,22 +488,22 @@ def test_curves_are_thinned_to_means_of_consecutive_rows(live):
 
 
 def test_the_number_of_points_of_a_curve_can_be_chosen(live, tmp_path):
-    assert main(["pack", str(live), "--output", str(tmp_path), "--points", "2"]) == 0
+    assert module.main([str(live), "--output", str(tmp_path), "--points", "2"]) == 0
     n_rows = pd.read_csv(tmp_path / "curves.csv.xz").groupby("run").size()
     assert len(n_rows) > 1 and n_rows.max() == 2
     # Runs that only the pack has are not thinned further
     kept = pd.read_csv(tmp_path / "curves.csv.xz")
     other = tmp_path / "other"
     shutil.copytree(live / "part" / "Acrobot-v1", other / "Acrobot-v1")
-    assert main(["pack", str(other), "--output", str(tmp_path), "--points", "1", "--add"]) == 0
+    assert module.main([str(other), "--output", str(tmp_path), "--points", "1", "--add"]) == 0
     added = pd.read_csv(tmp_path / "curves.csv.xz")
     assert added.groupby("run").size().max() == 2 and set(kept["run"]) <= set(added["run"])
     # Nor is the only copy of curves
     (other / "Acrobot-v1" / "all-action_seed-0" / "curves.csv").unlink()
-    assert main(["pack", str(other), "--output", str(tmp_path), "--points", "1", "--add"]) == 0
+    assert module.main([str(other), "--output", str(tmp_path), "--points", "1", "--add"]) == 0
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "curves.csv.xz"), added)
     with pytest.raises(SystemExit, match="pack: `points` must be an integer, at least 1, but 0 was given"):
-        main(["pack", str(live), "--output", str(tmp_path), "--points", "0"])
+        module.main([str(live), "--output", str(tmp_path), "--points", "0"])
 
 
 def test_the_command_of_a_run_gives_that_run(tmp_path):
@@ -573,42 +558,40 @@ def test_the_ladder_has_the_same_page_when_it_is_packed(tmp_path):
     assert write_page(tmp_path / "results").read_text() == page
 
 
-@pytest.mark.parametrize(
-    "command", [["pack", "FOLDER"], ["report", "FOLDER"], ["evaluate", "FOLDER"], ["export", "FOLDER", "o"]]
-)
+@pytest.mark.parametrize("command", [["report", "FOLDER"], ["evaluate", "FOLDER"], ["export", "FOLDER", "o"]])
 def test_a_folder_without_runs_is_refused(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="There is no run of a study in"):
         main([str(tmp_path) if word == "FOLDER" else word for word in command])
 
 
-@pytest.mark.parametrize("command", ["pack", "report"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_run_is_no_study(command, live, tmp_path):
     with pytest.raises(
         SystemExit, match=rf"{command}: .*a2c_seed-0 is a run of a study, not a study. Name the folder.*cartpole"
     ):
-        main([command, str(live / "a2c_seed-0"), "--output", str(tmp_path / "out")])
+        COMMANDS[command]([str(live / "a2c_seed-0"), "--output", str(tmp_path / "out")])
     damaged = tmp_path / "study" / "a2c_seed-0" / "status.json"
     shutil.copytree(live / "a2c_seed-0", damaged.parent)
     damaged.write_text("{")
     with pytest.raises(SystemExit, match=rf"{command}: .*status.json is damaged: Expecting property name"):
-        main([command, str(tmp_path / "study"), "--output", str(tmp_path / "out")])
+        COMMANDS[command]([str(tmp_path / "study"), "--output", str(tmp_path / "out")])
 
 
-@pytest.mark.parametrize("command", ["pack", "report"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_file_is_no_folder_for_the_output(command, live, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(SystemExit, match=rf"^{command}: .*file cannot be made a folder \(File exists\). Name another one."):
-        main([command, str(live), "--output", str(tmp_path / "file")])
+        COMMANDS[command]([str(live), "--output", str(tmp_path / "file")])
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("command", ["pack", "report"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_that_cannot_be_written_is_no_output(command, live, tmp_path, monkeypatch):
     # The tests may run as a user who may write everywhere
     monkeypatch.setattr("tempfile.TemporaryFile", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(SystemExit, match=rf"^{command}: .*out cannot be written \(Permission denied\)\. Name another one"):
-        main([command, str(live), "--output", str(tmp_path / "out")])
+        COMMANDS[command]([str(live), "--output", str(tmp_path / "out")])
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -1,6 +1,13 @@
-"""The page of the ladder: the rungs from REINFORCE to QA2C, A2C, PPO and DQN on CartPole-v1."""
+"""
+The page of the ladder: the rungs from REINFORCE to QA2C, A2C, PPO and DQN on CartPole-v1.
 
+    python -m sb3_qac study ladder --jobs 2
+    python -m benchmarks.ladder studies/ladder
+"""
+
+import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -157,7 +164,7 @@ def write_page(folder: Path, jobs: int = 1) -> Path:
     found = load_study(folder).get("CartPole-v1", {})
     groups = {name: found[name] for name in RUNGS if name in found}
     if not groups:
-        raise ValueError(f"There is no rung of the ladder in {folder}. `python -m sb3_qac study ladder` makes them.")
+        raise ValueError(f"There is no rung of the ladder in {folder}. `python -m sb3_qac study ladder` trains them.")
     measured = iter(Parallel(n_jobs=jobs)(delayed(_noise_of)(record) for record in records_of(groups)))
     noise = {name: [next(measured) for _ in records] for name, records in groups.items()}
     draw(groups, folder / PAGE)
@@ -202,3 +209,26 @@ def _page(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         "Figures of the course documents: the Q actor-critic stalls at about 120. A2C with separate networks returns 168 "
         "after 75,000 steps; with a shared one, GAE and normalised advantages 496; with 8 environments 500 after 125,000."
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    :param arguments: Command line; by default, that of the process
+    :return: Exit code
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ladder",
+        description="Measures the noise of each run's gradient, and writes ladder.md, ladder.html and the plot.",
+    )
+    parser.add_argument("folder", type=Path, help="folder of `study ladder`, packed or not")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs that are measured at once")
+    args = parser.parse_args(arguments)
+    try:
+        print(write_page(args.folder, args.jobs))
+    except ValueError as error:
+        sys.exit(f"ladder: {error}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,20 +17,20 @@ import yaml
 from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
-from sb3_qac.__main__ import main
-from sb3_qac.common.files import make_folder
-from sb3_qac.common.torch_layers import MinAtarCNN
-from sb3_qac.study import search as module
-from sb3_qac.study.manager import StudyManager
-from sb3_qac.study.search import (
+from benchmarks import search as module
+from benchmarks.search import (
     best_as_yaml,
     best_of,
     load_search,
+    main,
     run_search,
     search_file,
     standings,
     trials_of,
 )
+from sb3_qac.common.files import make_folder
+from sb3_qac.common.torch_layers import MinAtarCNN
+from sb3_qac.study.manager import StudyManager
 
 # Two tasks, of which the fake trainings below make nothing
 CONTENT = {
@@ -301,7 +301,7 @@ def test_the_table_and_the_candidates_carry_a_search_to_another_machine(tmp_path
 
 def test_the_search_under_results_can_be_continued():
     """Another default or preset must not change its candidates."""
-    kept = Path(__file__).parent.parent / "results" / "search_minatar" / module.CANDIDATES_FILE
+    kept = Path(__file__).parents[2] / "results" / "search_minatar" / module.CANDIDATES_FILE
     assert module.candidates_as_yaml(load_search(search_file("minatar"))) == kept.read_text()
 
 
@@ -467,15 +467,6 @@ def test_a_search_begins_with_an_empty_table_and_with_older_candidates(tmp_path,
 # ---- the command ----
 
 
-def test_ctrl_c_while_the_file_is_read_is_told_as_such(monkeypatch, capsys):
-    def interrupted(path):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "load_search", interrupted)
-    assert main(["search", "minatar"]) == 130
-    assert "search: interrupted" in capsys.readouterr().err
-
-
 def content_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
@@ -516,7 +507,7 @@ def test_the_command_searches_on_environments_of_ones_own(tmp_path, monkeypatch)
         return {}
 
     monkeypatch.setattr(module, "run_study", train)
-    command = ["search", "own", "--conf-file", str(tmp_path / "mine.yml"), "--output", str(tmp_path / "out")]
+    command = ["own", "--conf-file", str(tmp_path / "mine.yml"), "--output", str(tmp_path / "out")]
     with pytest.raises(SystemExit, match="`--gym-packages` imports the module that registers"):
         main(command)
     with pytest.raises(SystemExit, match="search: `--gym-packages` must be modules that Python can import, but 'nowhere' was"):
@@ -538,7 +529,6 @@ def test_the_command_trains_and_prints_the_scores_and_runs_nothing_twice(tmp_pat
     )
     numbers = {candidate.choices.get("gamma"): candidate.number for candidate in search.candidates("qa2c")}
     command = [
-        "search",
         "own",
         "--conf-file",
         str(tmp_path / "mine.yml"),
@@ -627,7 +617,7 @@ def test_what_cannot_be_searched_is_refused_at_the_start_by_name(content, messag
     path = tmp_path / "mine.yml"
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(SystemExit, match=f"(?s)^search: .*{message}"):
-        main(["search", "own", "--conf-file", str(path), "--output", str(tmp_path / "out")])
+        main(["own", "--conf-file", str(path), "--output", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
@@ -645,4 +635,4 @@ def test_what_cannot_be_searched_is_refused_at_the_start_by_name(content, messag
 )
 def test_the_command_line_says_what_is_wrong(arguments, message):
     with pytest.raises(SystemExit, match=f"^search: .*{message}"):
-        main(["search", *arguments])
+        main([*arguments])
