@@ -20,8 +20,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 
 from sb3_qac.common.files import write_atomically
+from sb3_qac.diagnose.gradients import GradientMoments
 from sb3_qac.study.catalogue import RUNGS
-from sb3_qac.study.gradients import GradientMoments
 from sb3_qac.study.loading import NOISE_FILE, load_study
 from sb3_qac.study.manager import environments_of
 from sb3_qac.study.records import Record, records_of

@@ -1,6 +1,7 @@
 """Imports go one way: the algorithm at the bottom, RL Zoo and the command line on top."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +25,13 @@ BELOW = {
     "common": set(),
     "qa2c": {"common"},
     "qppo": {"common", "qa2c"},
+    "pqn": {"common", "qa2c"},
     "reinforce": {"common"},
     "resume": {"common"},
-    "zoo": {"common", "qa2c", "qppo", "reinforce", "resume"},
+    "diagnose": {"common", "qa2c", "qppo", "resume"},
+    "zoo": {"common", "qa2c", "qppo", "pqn", "reinforce", "resume"},
     "doctor": {"zoo"},
-    "study": {"common", "qa2c", "qppo", "reinforce", "resume", "zoo"},
+    "study": {"common", "qa2c", "qppo", "resume", "diagnose", "zoo"},
     "commands": {"common", "doctor", "study", "zoo"},
     "__main__": {"commands"},
     # The package itself, which gives the algorithms, and the documented path of what `resume` and `common.curves` have
@@ -37,13 +40,13 @@ BELOW = {
 }
 # A module of study imports those on floors below its own
 STUDY_FLOORS = [
-    {"branching", "catalogue", "pqn", "records", "run"},
-    {"callbacks", "gradients", "progress", "snapshots", "statistics"},
+    {"catalogue", "diagnosis_tables", "records", "run"},
+    {"callbacks", "progress", "snapshots", "statistics"},
     {"analysis", "manager", "pack"},
     {"loading"},
     {"agents", "train"},
     {"workers"},
-    {"diagnose", "grid", "video"},
+    {"diagnosis", "grid", "video"},
     {"report"},
 ]
 
@@ -102,9 +105,15 @@ def test_modules_of_study_import_only_those_below_them():
         assert not {name for name in imports_of(module) if floors.get(name, -1) >= floor}
 
 
+def test_the_package_knows_nothing_of_what_made_its_evidence():
+    """``benchmarks`` is not installed with it."""
+    for path in MODULES.values():
+        assert not re.search(r"^\s*(from|import) (benchmarks|tests)\b", path.read_text(), re.MULTILINE), path
+
+
 def test_environments_and_algorithms_know_nothing_of_resume():
     for module in MODULES:
-        if part_of(module) in ("common", "qa2c", "qppo", "reinforce"):
+        if part_of(module) in ("common", "qa2c", "qppo", "pqn", "reinforce"):
             assert not {name for name in imports_of(module) if part_of(name) == "resume"}
 
 

@@ -20,10 +20,10 @@ from sb3_qac import QA2C, QPPO
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN
+from sb3_qac.pqn import PQN
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, MultiInputActorCriticQPolicy
 from sb3_qac.study.catalogue import ABLATION, STUDIES, TASKS, study_of
 from sb3_qac.study.manager import StudyManager, use_device_buffer, use_lean_cnn
-from sb3_qac.study.pqn import PQN
 from sb3_qac.study.run import Run
 from sb3_qac.zoo import register
 

@@ -20,7 +20,7 @@ from benchmarks.ladder import write_page
 from benchmarks.pack import N_POINTS, add_packed, command_of, rounded, thinned, write_pack
 from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
-from sb3_qac.study.diagnose import diagnose_run
+from sb3_qac.study.diagnosis import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.loading import figures_of, load_curves, load_everything, load_run, load_study
 from sb3_qac.study.pack import load_pack

@@ -26,7 +26,7 @@ from sb3_qac.study.analysis import (
     statistics,
 )
 from sb3_qac.study.catalogue import field_name
-from sb3_qac.study.diagnose import tables as diagnosis_tables
+from sb3_qac.study.diagnosis_tables import diagnosis_tables
 from sb3_qac.study.loading import load_study, other_studies, packed_only
 from sb3_qac.study.records import CURVES, Groups, Record, records_of
 from sb3_qac.study.statistics import RelativeReturns, mean_with_error, pooled, relative_returns

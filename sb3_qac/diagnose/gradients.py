@@ -10,8 +10,9 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from sb3_qac.common.losses import all_action_policy_loss, corrected_advantages, sampled_policy_loss, state_values
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
-from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION
 
+# The two estimators that reports compare
+ALL_ACTION, A2C_WEIGHT = "all-action", "sampled, return - V~ (A2C's weight)"
 # Number of blocks of rollouts, for standard errors
 N_BLOCKS = 10
 

@@ -1,5 +1,3 @@
-"""PQN, a baseline that the algorithms of this package are compared with in studies. RL Zoo's own commands do not know it."""
-
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
