@@ -21,7 +21,6 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_qac.common.files import write_atomically
 from sb3_qac.diagnose.gradients import GradientMoments
-from sb3_qac.study.catalogue import RUNGS
 from sb3_qac.study.loading import NOISE_FILE, load_study
 from sb3_qac.study.manager import environments_of
 from sb3_qac.study.records import Record, records_of
@@ -31,6 +30,23 @@ from sb3_qac.study.snapshots import normalize_as, points_of
 from sb3_qac.study.statistics import mean_with_error, pooled
 from sb3_qac.zoo import register
 
+# What the actor of each rung maximises, the mean over steps, and what it changes relative to the rung below
+RUNGS = {
+    "reinforce-episode": ("ln pi(a_t) sum_k gamma^k r_k", "whole-episode return"),
+    "reinforce-to-go": ("ln pi(a_t) G_t", "only what comes after the action"),
+    "reinforce-baseline": ("ln pi(a_t) (G_t - V)", "a learnt baseline"),
+    "reinforce-normalized": ("ln pi(a_t) (G_t - mean) / std", "normalised instead"),
+    "q-shared": ("ln pi(a_t) Q(a_t)", "a critic, on a shared body; n-step returns"),
+    "q-shared-advantage": ("ln pi(a_t) (Q(a_t) - V~)", "its advantage"),
+    "q-separate": ("ln pi(a_t) Q(a_t)", "separate bodies"),
+    "q-separate-advantage": ("ln pi(a_t) (Q(a_t) - V~)", "its advantage"),
+    "all-action": ("sum_a pi(a) Q(a)", "all actions instead of the sampled one"),
+    "all-action-baseline": ("sum_a pi(a) (Q(a) - V~)", "the advantage: the same gradient"),
+    "beta-loo": ("sum_a pi(a) Q(a) + ln pi(a_t) (R_t - Q(a_t))", "the critic's error corrected"),
+    "a2c": ("ln pi(a_t) (R_t - V)", "A2C with RL Zoo's settings"),
+    "ppo": ("min(rho A, clip(rho) A), rho = pi(a_t) / pi_old(a_t)", "PPO with RL Zoo's settings"),
+    "dqn": ("(none: the greedy action of Q)", "DQN with RL Zoo's settings"),
+}
 # gymnasium's threshold for CartPole-v1
 SOLVED = 475.0
 N_STEPS_OF_VARIANCE = 20_000
@@ -106,7 +122,7 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
     )
     yield "|---|---|---|---|---|---|---|---|---|"
     for name, records in groups.items():
-        rung = RUNGS[name]
+        formula, change = RUNGS[name]
         lasts = np.array([record.means[-1] for record in records if len(record.means)])
         solved = [record.steps_to(SOLVED) for record in records]
         n_solved = sum(steps is not None for steps in solved)
@@ -114,7 +130,7 @@ def table(groups: dict[str, list[Record]], noise: dict[str, list[dict[str, float
         variances = [x["variance"] for x in measured]
         ratios = [x["noise_to_signal"] if x.get("noise_to_signal", 0) > 0 else None for x in measured]
         yield (
-            f"| {name} | `{rung.formula}` | {rung.change} | {len(records)} | {mean_with_error(lasts, 1)} "
+            f"| {name} | `{formula}` | {change} | {len(records)} | {mean_with_error(lasts, 1)} "
             f"| {n_solved} of {len(records)} | {_median(solved, ',.0f')} "
             f"| {_median(variances, '.2g')} | {_median(ratios, '.2g')} |"
         )

@@ -190,9 +190,10 @@ def command_of(settings: dict[str, Any]) -> str:
     :param settings: Settings of a run
     :return: the command that trains such a run; "" if it has other hyperparameters than its name says, as in a search
     """
-    of_group = TASKS.get(field_name(settings["group"]), ("", {}))[1]
-    given = settings.get("hyperparams") or {}
-    if {**given, **of_group} != given:
+    group, given = field_name(settings["group"]), settings.get("hyperparams") or {}
+    of_group = TASKS.get(group, ("", {}))[1]
+    # A group may be one of a file of the user's
+    if {**given, **of_group} != given or group not in (*TASKS, settings["algo"]):
         return ""
     words = ["python", "-m", "sb3_qac", "study", settings["env_id"], "--algos", settings["group"]]
     words += ["--seeds", str(settings["seed"])]

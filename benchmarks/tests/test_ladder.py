@@ -10,9 +10,9 @@ from PIL import Image
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
 
-from benchmarks.ladder import _median, gradients_of_updates, noise_of_run, write_page
+from benchmarks.ladder import RUNGS, _median, gradients_of_updates, noise_of_run, write_page
 from sb3_qac import QA2C, REINFORCE
-from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS, field_name
+from sb3_qac.study.catalogue import STUDIES, TASKS, field_name
 from sb3_qac.study.grid import make_grid, run_study
 
 SMALL = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")
@@ -21,8 +21,8 @@ SMALL = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled
 def test_every_rung_can_be_run(tmp_path):
     assert STUDIES["ladder"].algos == tuple(RUNGS)
     runs = make_grid("ladder", list(RUNGS), [0], tmp_path, **SMALL)
-    assert [(field_name(run.group), run.algo, run.hyperparams) for run in runs] == [
-        (name, rung.algo, rung.hyperparams) for name, rung in RUNGS.items()
+    assert [(field_name(run.group), (run.algo, run.hyperparams)) for run in runs] == [
+        (name, TASKS.get(name, (name, {}))) for name in RUNGS
     ]
     # A name of RL Zoo stays what it is there
     assert not set(TASKS) & set(ALGOS)
