@@ -608,8 +608,6 @@ def test_without_rms_prop_the_optimizer_is_the_adam_of_sb3s_policies():
     [
         QA2C,
         functools.partial(QPPO, n_steps=8, batch_size=8, n_epochs=1),
-        # Measures the distance after the last update, too
-        functools.partial(QPPO, n_steps=8, batch_size=8, n_epochs=1, kl_target=0.01),
         REINFORCE,
     ],
 )

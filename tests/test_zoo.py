@@ -931,7 +931,7 @@ def test_search_of_qppo_leaves_out_what_the_sampled_estimator_does_not_use():
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     study.set_user_attr("policy_gradient", "sampled")
     drawn = [search_space.sample_qppo_params(study.ask(), n_actions=0, n_envs=8, additional_args={}) for _ in range(20)]
-    assert {(each["beta"], each["shrinkage"], each["advantage_scale"]) for each in drawn} == {(1.0, 0.1, "corrected")}
+    assert {(each["beta"], each["shrinkage"]) for each in drawn} == {(1.0, 0.1)}
 
 
 def test_qppo_has_presets_for_everything_that_qa2c_has():

@@ -70,7 +70,7 @@ ABLATION: dict[str, dict[str, Any]] = {
     "qppo-sampled": {"policy_gradient": "sampled"},
     "qppo-no-correction": {"beta": 0.0},
     "qppo-no-shrinkage": {"shrinkage": 0.0},
-    "qppo-no-scale": {"advantage_scale": None},
+    "qppo-no-scale": {"normalize_advantage": False},
     "qppo-no-kl": {"kl_coef": 0.0},
     "qppo-one-epoch": {"n_epochs": 1},
     # Entries of the network replace all others, so the ones that do not change are repeated. The preset has no LayerNorm

@@ -105,7 +105,6 @@ def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     sampled = _policy_gradient(trial) == "sampled"
     trial.suggest_categorical("beta", [1.0] if sampled else [0.5, 1.0])
     trial.suggest_categorical("shrinkage", [0.1] if sampled else [0.0, 0.03, 0.1, 0.3])
-    trial.suggest_categorical("advantage_scale", ["corrected"] if sampled else ["corrected", "critic"])
 
     return _arguments(trial)
 
