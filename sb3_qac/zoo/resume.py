@@ -22,7 +22,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.resume import ExactCheckpointCallback
-from sb3_qac.resume.callback import lock_of
+from sb3_qac.resume.folder import lock_of
 from sb3_qac.resume.wandb import active_wandb_run, wandb_run_id
 
 
