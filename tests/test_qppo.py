@@ -28,8 +28,8 @@ from sb3_qac import QA2C, QPPO
 from sb3_qac.common.buffers import AllActionRolloutBuffer, DeviceRolloutBuffer
 from sb3_qac.common.losses import kl_divergence
 from sb3_qac.qa2c.policies import ActorCriticQPolicy, MultiInputActorCriticQPolicy
-from sb3_qac.resume import ExactCheckpointCallback, identity, resume
-from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint
+from sb3_qac.resume import ExactCheckpointCallback, resume
+from sb3_qac.resume.checkpoints import CheckpointError
 from sb3_qac.zoo import presets
 from tests.envs import InterruptAt, Interrupted, ScriptedEnv
 from tests.test_qa2c import DoubleExtractor, Rows, parameters, update_figures
@@ -804,32 +804,6 @@ def test_training_with_the_same_schedule_written_in_another_way_is_resumed(name,
     make_model(**{name: "lin_0.03"}).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
     for same in ("lin_3e-2", LinearSchedule(0.03, 0.0, 1.0), lambda progress: 0.03 * progress):
         assert resume(make_model(**{name: same}), tmp_path).num_timesteps == 32
-
-
-class MyQPPO(QPPO):
-    """A user's subclass."""
-
-
-def make_qa2c(policy, env, n_steps, seed, device, shrinkage, **_):
-    return QA2C(policy, env, n_steps=n_steps, seed=seed, device=device, shrinkage=shrinkage)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "name", "before"),
-    [
-        *((algorithm, *argument) for algorithm in (QPPO, MyQPPO) for argument in (("shrinkage", 0.0), ("sigma_min", 1e-8))),
-        (make_qa2c, "shrinkage", 0.0),
-    ],
-)
-def test_a_checkpoint_from_before_an_argument_is_resumed_without_it_only(name, before, algorithm, tmp_path, monkeypatch):
-    """It does not say so: there was no such argument."""
-    with monkeypatch.context() as patch:
-        patch.setattr(identity, "ARGUMENTS_NOT_COMPARED", identity.ARGUMENTS_NOT_COMPARED | {name})
-        make_model(algorithm=algorithm, **{name: before}).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
-    assert name not in newest_checkpoint(tmp_path).state["training"]
-    with pytest.raises(CheckpointError, match=rf"{name} is 0.1, and was {before}"):
-        resume(make_model(algorithm=algorithm, **{name: 0.1}), tmp_path)
-    assert resume(make_model(algorithm=algorithm, **{name: before}), tmp_path).num_timesteps == 32
 
 
 # ---- bad input ----

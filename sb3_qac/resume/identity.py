@@ -23,8 +23,6 @@ SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
 SHOWN = frozenset({"render_mode"})
 # Settings of VecNormalize
 NORMALIZATION = ("norm_obs", "norm_reward", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon")
-# What was in effect before an argument existed, by algorithm: checkpoints from then do not have it
-BEFORE: dict[str, dict[str, Any]] = {"QA2C": {"shrinkage": 0.0}, "QPPO": {"shrinkage": 0.0, "sigma_min": 1e-8}}
 
 
 def training_state(model: BaseAlgorithm) -> tuple[str, ...]:
@@ -126,11 +124,9 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     """
     :param model: Model that resumes the training
     :param state: Result of ``model_state``
-    :return: the differences in settings that both have; earlier versions of this package saved fewer settings
+    :return: the differences in settings that both have
     """
     here, there = training_settings(model), state["training"]
-    for kind in type(model).__mro__:
-        there = {**BEFORE.get(kind.__name__, {}), **there}
     # An argument that a callback has changed, in a model that `resume` has restored
     changed = {name: value for name, value in state["algorithm"].items() if name in here and equal(value, here[name])}
     different = list(different_settings(here, {**there, **changed}).values())
