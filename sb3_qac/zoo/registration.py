@@ -128,7 +128,10 @@ def _read_hyperparameters_better(exp_manager: ModuleType) -> None:
             if error.args != ("atari",):
                 raise
         name = self.env_name.gym_id
-        raise ValueError(f"Hyperparameters not found for {self.algo}-{name} in {self.config}: add an entry {name} or `atari`.")
+        raise ValueError(
+            f"Hyperparameters not found for {self.algo}-{name} in {self.config}, which has no entry {name} or `atari`. Give a "
+            "file that has one: `--conf-file FILE`."
+        )
 
     exp_manager.ExperimentManager.read_hyperparameters = read_hyperparameters_and_fit_policy
 
