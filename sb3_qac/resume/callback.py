@@ -30,21 +30,21 @@ SECONDS_PER_SECOND_OF_SAVING = 50
 
 class ExactCheckpointCallback(BaseCallback):
     """
-    Writes checkpoints of a training, and resumes the training exactly when ``learn`` is called again::
+    Writes checkpoints of a run, and resumes it exactly when ``learn`` is called again::
 
         model = QA2C("CnnPolicy", env, seed=0)
         model.learn(15_000_000, callback=[EvalCallback(eval_env), ExactCheckpointCallback("runs/pong")])
 
     Run the same script again after a kill, and it resumes from the newest checkpoint in the folder: parameters, optimizer,
     counters and schedules, environments and emulators, random generators, callbacks, and the log files that were open.
-    On a CPU every number after it is identical to the number in a training that was never stopped.
+    On a CPU every number after it is identical to the number in a run that was never stopped.
 
     A checkpoint is written between two updates: at the start, every ``save_freq`` steps, ``save_minutes`` after the one
-    before, after each evaluation, at the end if the training does not end inside a rollout, and after SIGINT or SIGTERM,
+    before, after each evaluation, at the end if the run does not end inside a rollout, and after SIGINT or SIGTERM,
     which are then handled as usual. A second signal stops at once. An update that was interrupted is never saved: the next
     start repeats it.
 
-    Evaluations draw from random generators of their own, so that they do not change the training.
+    Evaluations draw from random generators of their own, so that they do not change the run.
 
     It works with every ``OnPolicyAlgorithm`` of SB3 (A2C, PPO, QA2C, QPPO). Environments must be in a ``DummyVecEnv`` or an
     ``AleVecEnv``, except with ``new_episodes``. The state of the other callbacks is kept too: plain data, random generators,
@@ -54,7 +54,7 @@ class ExactCheckpointCallback(BaseCallback):
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints
     :param keep: Number of checkpoints to keep: the newest ones
-    :param verbose: Verbosity level: 0 for no output, 1 for a line when a training is resumed, 2 for each checkpoint
+    :param verbose: Verbosity level: 0 for no output, 1 for a line when a run is resumed, 2 for each checkpoint
     :param save_minutes: Minutes after a checkpoint at which the next one is due if no other reason comes first. They are
         more if writing one takes long, so that it takes at most a fiftieth of the time.
     :param new_episodes: Whether the environments begin new episodes at a resume. It is then not exact: the state of the
@@ -179,7 +179,7 @@ class ExactCheckpointCallback(BaseCallback):
         self._to_restore = checkpoint
         if checkpoint.state["left_out"]:
             warnings.warn(
-                f"This training is not resumed exactly, because {checkpoint.path} does not have "
+                f"This run is not resumed exactly, because {checkpoint.path} does not have "
                 f"{', '.join(checkpoint.state['left_out'])}: taken from this start.",
                 stacklevel=2,
             )
@@ -203,7 +203,7 @@ class ExactCheckpointCallback(BaseCallback):
         if here != there and schedules:
             warnings.warn(
                 f"The checkpoint is of a `learn` that ends at step {there}, and this one ends at step {here}: from here on "
-                f"{' and '.join(schedules)} follow the new end, unlike in a training that was planned with it.",
+                f"{' and '.join(schedules)} follow the new end, unlike in a run that was planned with it.",
                 stacklevel=2,
             )
 
@@ -244,7 +244,7 @@ class ExactCheckpointCallback(BaseCallback):
         # RL Zoo also calls this after an interrupted update, which may be half done, and hides the interruption
         learn_is_done = self._is_learning(sys._getframe()) and sys.exc_info()[1] is self._error_at_start
         if learn_is_done and self._to_restore is not None:
-            # This training had ended before. Another `learn` may continue it
+            # This run had ended before. Another `learn` may continue it
             self._restore_after_start(self._to_restore)
         if learn_is_done and self._rollout_is_complete:
             self.save()
@@ -254,7 +254,7 @@ class ExactCheckpointCallback(BaseCallback):
             except OSError as error:
                 # The caller has yet to save the trained model
                 warnings.warn(
-                    f"This training has ended, but that could not be written: {error}. The next start takes it for "
+                    f"This run has ended, but that could not be written: {error}. The next start takes it for "
                     "unfinished, and repeats the steps since the newest checkpoint.",
                     stacklevel=2,
                 )
@@ -272,7 +272,7 @@ class ExactCheckpointCallback(BaseCallback):
 
     def save(self) -> None:
         """
-        Write a checkpoint now. If that fails, the training continues with a warning, unless the state cannot be taken at its
+        Write a checkpoint now. If that fails, the run continues with a warning, unless the state cannot be taken at its
         start.
         """
         assert self.folder is not None and self._run is not None
@@ -291,12 +291,12 @@ class ExactCheckpointCallback(BaseCallback):
             }
             path = save_checkpoint(self.folder, steps, state, self.keep)
         except Exception as error:
-            # A long training is worth more than one checkpoint. At its start nothing is lost yet
+            # A long run is worth more than one checkpoint. At its start nothing is lost yet
             if steps_before < 0 and not isinstance(error, OSError):
                 raise
             earlier = "the earlier checkpoints stay" if steps_before >= 0 else "there is no checkpoint yet"
             warnings.warn(
-                f"No checkpoint of step {steps} could be written: {str(error).removesuffix('.')}. The training continues, and "
+                f"No checkpoint of step {steps} could be written: {str(error).removesuffix('.')}. The run continues, and "
                 f"{earlier}.",
                 stacklevel=2,
             )
@@ -309,9 +309,9 @@ class ExactCheckpointCallback(BaseCallback):
 
     def _isolate(self, evaluation: EvalCallback) -> None:
         """
-        :param evaluation: Evaluation that must not draw from the training's random generators
+        :param evaluation: Evaluation that must not draw from the run's random generators
         """
-        # An evaluation may be used in one training after another
+        # An evaluation may be used in one run after another
         is_isolated = hasattr(evaluation, "_isolated_by")
         evaluation._isolated_by = self  # type: ignore[attr-defined]
         if is_isolated:

@@ -1,4 +1,4 @@
-"""The identity of a training: the settings that a resumed training must share with its checkpoint."""
+"""The identity of a run: the settings that a resumed run must share with its checkpoint."""
 
 import contextlib
 import inspect
@@ -92,7 +92,7 @@ def settings(values: dict[str, Any]) -> dict[str, Any]:
 def falling_schedules(model: BaseAlgorithm) -> list[str]:
     """
     :param model: Model
-    :return: names of its schedules that depend on how much of the training is left
+    :return: names of its schedules that depend on how much of the run is left
     """
     values = {**vars(model), "learning_rate": model.lr_schedule}
     del values["lr_schedule"]
@@ -122,7 +122,7 @@ def different_settings(here: dict[str, Any], there: dict[str, Any]) -> dict[str,
 
 def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     """
-    :param model: Model that resumes the training
+    :param model: Model that resumes the run
     :param state: Result of ``model_state``
     :return: the differences in settings that both have
     """
@@ -143,20 +143,20 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
 
 def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
     """
-    :param model: Model that resumes the training
+    :param model: Model that resumes the run
     :param checkpoint: Checkpoint to resume from
-    :raises CheckpointError: if it belongs to another training; the message names the newest checkpoint of this one
+    :raises CheckpointError: if it belongs to a different run; the message names the newest checkpoint of this one
     """
     different = differences(model, checkpoint.state)
     if not different:
         return
-    advice = "There is none of this training in its folder: use another folder."
+    advice = "There is none of this run in its folder: use another folder."
     for path in reversed(checkpoints_in(checkpoint.path.parent)):
         with contextlib.suppress(CheckpointError):
             if not differences(model, load_checkpoint(path).state):
-                advice = f"The newest one of this training there is {path.name}."
+                advice = f"The newest one of this run there is {path.name}."
                 break
-    raise CheckpointError(f"{checkpoint.path} is of another training: {'; '.join(different)}. {advice}")
+    raise CheckpointError(f"{checkpoint.path} is of a different run: {'; '.join(different)}. {advice}")
 
 
 def check_same_number(what: str, here: Sized, there: Sized, advice: str) -> None:

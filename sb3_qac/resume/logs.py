@@ -1,4 +1,4 @@
-"""Log files that a resumed training continues: no row is missing, and none is there twice."""
+"""Log files that a resumed run continues: no row is missing, and none is there twice."""
 
 import contextlib
 import io
@@ -164,7 +164,7 @@ def change_next_row(logger: Logger, iteration: int | None) -> None:
     """
     Change the next row that ``learn`` writes.
 
-    :param logger: Logger of a training
+    :param logger: Logger of a run
     :param iteration: Number of the row; None to leave it out. What was recorded for it before ``learn`` begins to write it
         then stays for the next one.
     """

@@ -123,7 +123,7 @@ class RunState:
         # Settings that have changed and are not in the state, such as a schedule that a callback has replaced
         different = different_settings(state["training"], self.training_settings)
         kept = {"VecNormalize", *state["algorithm"]}
-        left_out.update({name: f"{text} when the training started." for name, text in different.items() if name not in kept})
+        left_out.update({name: f"{text} when the run started." for name, text in different.items() if name not in kept})
         for name in sorted(left_out.keys() - self.left_out):
             warnings.warn(f"Checkpoints do not have {name}. A resume takes that of its start: {left_out[name]}", stacklevel=2)
         self.left_out |= left_out.keys()
@@ -140,7 +140,7 @@ class RunState:
             if self.objects.get(place) != kind:
                 before = self.objects.get(place, "not there")
                 return (
-                    f"{place} is a {kind}, and was {before} when the training started, so a resume would not have it. "
+                    f"{place} is a {kind}, and was {before} when the run started, so a resume would not have it. "
                     "Create it in the constructor, in `reset` or in `_on_training_start`."
                     + (f" {NEW_EPISODES}" if place.startswith("the environment") else "")
                 )

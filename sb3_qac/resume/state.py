@@ -89,7 +89,7 @@ VALUES: dict[type, tuple[Callable[[Any], tuple], Callable[..., Any]]] = {
 METHODS = (types.MethodType, types.BuiltinMethodType)
 IMMUTABLE = (str, bytes, int, float, tuple, frozenset)
 PLAIN_DICTS = (dict, OrderedDict)
-# Classes of objects whose number does not change during a training
+# Classes of objects whose number does not change during a run
 BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, *GENERATORS)
 # SB3 has one of these for each part of an observation that is a dictionary
 OF_PARTS = (spaces.Space, RunningMeanStd, StackedObservations)
@@ -237,7 +237,7 @@ def _excluded(obj: Any) -> frozenset[str]:
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:
     """
-    Counterpart of ``get_plain_attributes``. What is no state stays as it is, and so do paths.
+    Inverse of ``get_plain_attributes``. What is no state stays as it is, and so do paths.
 
     :param obj: Object that was built in the same way
     :param values: Result of ``get_plain_attributes``
@@ -402,7 +402,7 @@ def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
 
 def _cannot_be_taken(obj: Any, name: str) -> StateError:
     return StateError(
-        f"The state of {name} ({kind_of(obj)}) cannot be taken, so this training could not be resumed exactly. "
+        f"The state of {name} ({kind_of(obj)}) cannot be taken, so this run could not be resumed exactly. "
         "Wrap an environment in `sb3_qac.common.wrappers.EpisodeReplay`. Elsewhere use numbers, arrays or random "
         "generators, or register functions for the class with `sb3_qac.resume.state.get_values` and `set_values`."
     )
@@ -554,7 +554,7 @@ def check_objects(here: dict[str, Any], there: dict[str, Any], name: str) -> Non
 @singledispatch
 def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
     """
-    Counterpart of ``get_values``.
+    Inverse of ``get_values``.
 
     :param obj: Object that was built in the same way
     :param values: Result of ``get_values``
@@ -566,7 +566,7 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
 
 def restore_attributes(obj: Any, values: dict[str, Any], name: str) -> None:
     """
-    Counterpart of ``get_attributes``.
+    Inverse of ``get_attributes``.
 
     :param obj: Object that was built in the same way
     :param values: Result of ``get_attributes``

@@ -23,11 +23,11 @@ LOGGED: WeakKeyDictionary[Any, dict[Path, int]] = WeakKeyDictionary()
 
 class WandbOutputFormat(KVWriter):
     """
-    Writes rows to a run of Weights & Biases and to a file. From the file, a resumed training logs again the rows that W&B
+    Writes rows to a run of Weights & Biases and to a file. From the file, a resumed run logs again the rows that W&B
     lost.
 
     A row's number is its step in W&B, so that each row appears once: a resumed W&B run gives the step at which it starts, and
-    drops rows below it. The training's own step is ``global_step``, which two rows may share.
+    drops rows below it. The run's own step is ``global_step``, which two rows may share.
 
     :param run: Active run of W&B
     :param path: File for the rows, as JSON lines
@@ -136,7 +136,7 @@ def wandb_run_id(folder: str | os.PathLike) -> str | None:
     For ``wandb.init(id=wandb_run_id("runs/pong"), resume="allow")``, which resumes the run.
 
     :param folder: Folder of checkpoints
-    :return: id of the training's run of Weights & Biases; None if there is none yet
+    :return: id of the W&B run that belongs to it; None if there is none yet
     """
     run = read_json(Path(folder, "run.json")).get("wandb")
     return None if run is None else run["id"]

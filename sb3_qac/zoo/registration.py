@@ -38,8 +38,8 @@ def presets(algo: str) -> Path:
         compared with
     :return: Path of the file with its hyperparameters
     """
-    inside, beside = PACKAGE / "hyperparams", PACKAGE.parent / "hyperparams"
-    return (inside if inside.is_dir() else beside) / f"{algo}.yml"
+    packed, checkout = PACKAGE / "hyperparams", PACKAGE.parent / "hyperparams"
+    return (packed if packed.is_dir() else checkout) / f"{algo}.yml"
 
 
 def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:
