@@ -300,11 +300,11 @@ def test_json_has_null_where_a_number_is_not_finite(command, function, monkeypat
     [
         (dict(beta=0.0, shrinkage=0.0), ALL_ACTION),
         (dict(beta=1.0, shrinkage=0.0), "all-action, beta=1"),
-        (dict(beta=0.3, shrinkage=0.0, advantage_scale="critic"), "all-action, beta=0.3"),
+        (dict(beta=0.3, shrinkage=0.0), "all-action, beta=0.3"),
         (dict(shrinkage=0.2), "all-action, beta=1, shrinkage=0.2"),
         (dict(beta=0.3, shrinkage=0.2), "all-action, beta=0.3, shrinkage=0.2"),
         (dict(policy_gradient="sampled"), A2C_WEIGHT),
-        (dict(policy_gradient="sampled", advantage_scale=None), A2C_WEIGHT),
+        (dict(policy_gradient="sampled", normalize_advantage=False), A2C_WEIGHT),
     ],
 )
 def test_an_estimator_is_the_actors_gradient_in_qppos_first_minibatch(arguments, estimator):
@@ -346,7 +346,7 @@ def test_an_estimator_is_the_actors_gradient_in_qa2cs_update(arguments, estimato
 def test_the_scale_of_a_diagnosis_is_that_of_shrunk_advantages():
     scales = []
     for shrinkage in (0.0, 9.0):
-        model = with_rollout(make_model(shrinkage=shrinkage, advantage_scale="critic"))
+        model = with_rollout(make_model(shrinkage=shrinkage, beta=0.0))
         next(model.rollout_buffer.get(16))
         scales.append(scale_of(model, batch_of(model, model.rollout_buffer._get_samples(np.arange(16)))))
     # By p / (p + 9)

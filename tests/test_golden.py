@@ -6,6 +6,9 @@ import shutil
 
 import pytest
 
+# It replaces gymnasium's TimeLimit by its own, which is in the stored checkpoints
+import rl_zoo3  # noqa: F401
+
 from sb3_qac.study import analysis, statistics
 from tests import golden
 

@@ -189,7 +189,7 @@ def test_a_row_of_the_ablation_changes_one_part_of_qppo(name, tmp_path):
     qppo, row = (study_model(x, tmp_path / x, env_id=MINATAR) for x in ("qppo", name))
     names = set(inspect.signature(QPPO).parameters) - {"tensorboard_log"}
     settings = [x for x in names if isinstance(getattr(qppo, x, None), int | float | str | None)]
-    assert {"beta", "shrinkage", "advantage_scale", "kl_coef", "n_epochs", "policy_gradient", "gae_lambda"} <= set(settings)
+    assert {"beta", "shrinkage", "normalize_advantage", "kl_coef", "n_epochs", "policy_gradient"} <= set(settings)
     changed = {x: getattr(row, x) for x in settings if getattr(row, x, None) != getattr(qppo, x, None)}
     if "policy_kwargs" not in ABLATION[name]:
         assert changed == ABLATION[name] and repr(row.policy) == repr(qppo.policy)

@@ -28,9 +28,8 @@ from sb3_qac import QA2C, QPPO
 from sb3_qac.common.buffers import AllActionRolloutBuffer, DeviceRolloutBuffer
 from sb3_qac.common.losses import kl_divergence
 from sb3_qac.qa2c.policies import ActorCriticQPolicy, MultiInputActorCriticQPolicy
-from sb3_qac.qppo import qppo
-from sb3_qac.resume import ExactCheckpointCallback, identity, resume
-from sb3_qac.resume.checkpoints import CheckpointError, newest_checkpoint
+from sb3_qac.resume import ExactCheckpointCallback, resume
+from sb3_qac.resume.checkpoints import CheckpointError
 from sb3_qac.zoo import presets
 from tests.envs import InterruptAt, Interrupted, ScriptedEnv
 from tests.test_qa2c import DoubleExtractor, Rows, parameters, update_figures
@@ -38,8 +37,7 @@ from tests.test_qa2c import DoubleExtractor, Rows, parameters, update_figures
 VARIANTS = [
     pytest.param(dict(), id="default"),
     pytest.param(dict(policy_gradient="sampled"), id="sampled"),
-    pytest.param(dict(advantage_scale="critic"), id="scale of the critic"),
-    pytest.param(dict(advantage_scale=None, kl_target=0.01), id="no scale, adaptive KL"),
+    pytest.param(dict(normalize_advantage=False), id="no scale"),
     pytest.param(dict(policy_kwargs=dict(dueling=True)), id="dueling"),
     pytest.param(dict(shrinkage=0.0), id="no shrinkage"),
     pytest.param(dict(ent_coef="lin_0.05", clip_range="lin_0.3"), id="schedules"),
@@ -124,7 +122,7 @@ def test_first_gradient_is_that_of_qa2c(rollout, beta, shrinkage, kl_coef):
     """At pi = pi_old and sigma = 1. The KL penalty has no gradient there."""
     shared = dict(beta=beta, shrinkage=shrinkage, ent_coef=0.02, vf_coef=0.5)
     qa2c = first_gradient(QA2C, rollout, pg_coef=1.0, use_rms_prop=False, **shared)
-    mine = first_gradient(QPPO, rollout, batch_size=32, n_epochs=1, kl_coef=kl_coef, advantage_scale=None, **shared)
+    mine = first_gradient(QPPO, rollout, batch_size=32, n_epochs=1, kl_coef=kl_coef, normalize_advantage=False, **shared)
     np.testing.assert_allclose(mine, qa2c, rtol=0, atol=1e-10)
     assert np.abs(qa2c).max() > 0.01
 
@@ -211,7 +209,7 @@ def test_update_and_its_log_are_those_of_the_formula(policy_gradient, shrinkage)
     assert update_figures(model.logger.name_to_value) == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
 
-@pytest.mark.parametrize("changed", [dict(beta=0.0), dict(shrinkage=1.0), dict(advantage_scale="critic")])
+@pytest.mark.parametrize("changed", [dict(beta=0.0), dict(shrinkage=1.0)])
 def test_sampled_estimator_does_not_depend_on_what_only_the_sum_uses(changed):
     """Its scale is that of its own weights."""
     usual, other = (make_model(policy_gradient="sampled", **kwargs).learn(32) for kwargs in ({}, changed))
@@ -710,64 +708,6 @@ def test_explained_variance_of_q_is_that_of_v_where_there_is_one_action():
     assert all(abs(value) > 1e-3 for value, _ in logged)
 
 
-# ---- the adaptive coefficient ----
-
-
-@pytest.mark.parametrize(("kl", "coefficient"), [(0.16, 2.0), (0.14, 1.0), (0.1 / 1.4, 1.0), (0.1 / 1.6, 0.5)])
-def test_kl_coefficient_stays_within_a_factor_of_one_and_a_half_of_the_target(kl, coefficient):
-    model = make_model(kl_target=0.1, kl_coef=1.0)
-    model._adapt_kl_coef(kl, 0.1)
-    assert model.kl_coef == coefficient
-
-
-@pytest.mark.parametrize(("kl_target", "coefficient"), [(1e-9, 16.0), (10.0, 1 / 16)])
-def test_kl_coefficient_is_adapted_to_the_target(kl_target, coefficient):
-    """Doubled after each of four rollouts whose policy moves further than the target, halved where it moves less."""
-    shared = dict(n_epochs=4, learning_rate=1e-2, kl_coef=1.0)
-    assert make_model(kl_target=kl_target, **shared).learn(64).kl_coef == coefficient
-    assert make_model(**shared).learn(64).kl_coef == 1.0
-
-
-@pytest.mark.parametrize(
-    ("start", "kl", "limit"), [(2 * qppo.KL_COEF_MIN, 0.0, qppo.KL_COEF_MIN), (qppo.KL_COEF_MAX / 2, 100.0, qppo.KL_COEF_MAX)]
-)
-def test_adapted_kl_coefficient_stays_within_limits(start, kl, limit):
-    model = make_model(kl_target=10.0, kl_coef=start)
-    for _ in range(4):
-        model._adapt_kl_coef(kl, 10.0)
-    assert model.kl_coef == limit
-
-
-def test_coefficient_follows_the_distance_after_the_last_update():
-    """One update per rollout: before it the distance is 0, so the coefficient would be halved however far the policy moves."""
-    logged = logged_by(make_model(n_steps=16, batch_size=32, n_epochs=1, learning_rate=0.1, kl_target=1e-6), 128)
-    assert [row["kl_coef"] for row in logged] == [1.0, 2.0, 4.0]
-    assert all(row["kl"] > 1.5e-6 for row in logged)
-
-
-def test_the_distance_is_the_mean_over_the_steps_that_the_buffer_gives():
-    class OneMinibatch(RolloutBuffer):
-        def get(self, batch_size=None):
-            yield next(super().get(batch_size))
-
-    model = make_model(kl_target=0.01, n_steps=8, batch_size=4, rollout_buffer_class=OneMinibatch)
-    # The same policy in all states: (1/2, 1/2), then (p, 1 - p) with p / (1 - p) = 3
-    with th.no_grad():
-        model.policy.action_net.weight.zero_()
-        with_rollout(model)
-        model.policy.action_net.bias.copy_(th.tensor([3.0, 1.0]).log())
-    assert model._kl_of_rollout() == pytest.approx((np.log(0.5 / 0.75) + np.log(0.5 / 0.25)) / 2)
-
-
-def test_adaptive_coefficient_keeps_the_policy_closer_than_a_small_one():
-    """Asked for a distance of 0.001, the coefficient grows until the policy keeps to it."""
-    shared = dict(n_steps=32, batch_size=16, n_epochs=4, learning_rate=3e-3, kl_coef=0.01)
-    free, held = (logged_by(make_model(kl_target=target, **shared), 2500) for target in (None, 0.001))
-    free_kl, held_kl = (np.mean([row["kl"] for row in rows[-10:]]) for rows in (free, held))
-    assert held_kl < free_kl / 2 and held_kl < 0.003
-    assert held[-1]["kl_coef"] > 0.1
-
-
 # ---- learning, repeating, saving, resuming ----
 
 
@@ -800,13 +740,11 @@ def test_same_seed_gives_the_same_parameters_bit_for_bit(variant):
 
 
 def test_loaded_model_updates_as_the_saved_one(tmp_path):
-    arguments = dict(kl_coef=0.5, beta=0.3, kl_target=1e-9, clip_range=lambda progress: 0.1 * progress)
-    model = make_model(**arguments, advantage_scale="critic").learn(32)
+    model = make_model(kl_coef=0.5, beta=0.3, clip_range=lambda progress: 0.1 * progress).learn(32)
     model.save(tmp_path / "model")
     loaded = QPPO.load(tmp_path / "model", env=model.env)
     assert loaded.sigma == model.sigma is not None
-    assert loaded.kl_coef == model.kl_coef == 0.5 * 4
-    names = ("beta", "policy_gradient", "advantage_scale", "n_epochs", "batch_size", "kl_target", "max_grad_norm")
+    names = ("kl_coef", "beta", "policy_gradient", "normalize_advantage", "n_epochs", "batch_size", "max_grad_norm")
     assert all(getattr(loaded, name) == getattr(model, name) for name in names)
     assert loaded.clip_range(0.5) == model.clip_range(0.5) == 0.05
 
@@ -823,7 +761,7 @@ def test_loaded_model_updates_as_the_saved_one(tmp_path):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(variant, tmp_path):
-    """With everything that moves: sigma, and the adaptive coefficient."""
+    """With everything that moves, such as sigma."""
 
     def train(folder, stop=math.inf):
         model = make_model(n_steps=16, batch_size=12, n_epochs=3, **variant)
@@ -837,8 +775,7 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(variant, tmp_path
                 train("parts", stop)
         parts = train("parts")
     np.testing.assert_array_equal(parameters(whole), parameters(parts))
-    assert (whole.sigma, whole.kl_coef, whole._n_updates) == (parts.sigma, parts.kl_coef, parts._n_updates)
-    assert (whole.kl_coef != make_model().kl_coef) == (whole.kl_target is not None)
+    assert (whole.sigma, whole._n_updates) == (parts.sigma, parts._n_updates)
 
 
 def test_training_with_another_coefficient_is_not_resumed(tmp_path):
@@ -867,32 +804,6 @@ def test_training_with_the_same_schedule_written_in_another_way_is_resumed(name,
     make_model(**{name: "lin_0.03"}).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
     for same in ("lin_3e-2", LinearSchedule(0.03, 0.0, 1.0), lambda progress: 0.03 * progress):
         assert resume(make_model(**{name: same}), tmp_path).num_timesteps == 32
-
-
-class MyQPPO(QPPO):
-    """A user's subclass."""
-
-
-def make_qa2c(policy, env, n_steps, seed, device, shrinkage, **_):
-    return QA2C(policy, env, n_steps=n_steps, seed=seed, device=device, shrinkage=shrinkage)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "name", "before"),
-    [
-        *((algorithm, *argument) for algorithm in (QPPO, MyQPPO) for argument in (("shrinkage", 0.0), ("sigma_min", 1e-8))),
-        (make_qa2c, "shrinkage", 0.0),
-    ],
-)
-def test_a_checkpoint_from_before_an_argument_is_resumed_without_it_only(name, before, algorithm, tmp_path, monkeypatch):
-    """It does not say so: there was no such argument."""
-    with monkeypatch.context() as patch:
-        patch.setattr(identity, "ARGUMENTS_NOT_COMPARED", identity.ARGUMENTS_NOT_COMPARED | {name})
-        make_model(algorithm=algorithm, **{name: before}).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
-    assert name not in newest_checkpoint(tmp_path).state["training"]
-    with pytest.raises(CheckpointError, match=rf"{name} is 0.1, and was {before}"):
-        resume(make_model(algorithm=algorithm, **{name: 0.1}), tmp_path)
-    assert resume(make_model(algorithm=algorithm, **{name: before}), tmp_path).num_timesteps == 32
 
 
 # ---- bad input ----
@@ -926,11 +837,7 @@ def test_a_checkpoint_from_before_an_argument_is_resumed_without_it_only(name, b
         (dict(n_epochs=True), "`n_epochs`.*True"),
         (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
         (dict(sigma_min=0.0), "`sigma_min` must be a finite number, at least 1e-08, but 0.0"),
-        (dict(advantage_scale="std"), "`advantage_scale`.*'corrected', 'critic' or None, but 'std'"),
-        (dict(kl_target=-0.1), "`kl_target` .*at least 1e-12, but -0.1"),
-        (dict(kl_target=0), "`kl_target` .*at least 1e-12, but 0"),
-        (dict(kl_target=0.1, kl_coef=0.0), r"`kl_target` \(0.1\) adapts `kl_coef` \(0.0\)"),
-        (dict(kl_target=0.1, kl_coef=1e-6), r"`kl_coef` \(1e-06\).*between 0.0001 and 10000"),
+        (dict(normalize_advantage="std"), "`normalize_advantage`.*False or True, but 'std'"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message, tmp_path):
@@ -957,16 +864,8 @@ def test_constructor_takes_the_arguments_of_ppo_in_its_order():
     ppo, mine = (inspect.signature(cls).parameters for cls in (PPO, QPPO))
     positional = [name for name, parameter in mine.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     assert positional == list(ppo)[: len(positional)]
-    without = {"use_sde", "sde_sample_freq", "clip_range_vf", "normalize_advantage", "target_kl"}
-    assert set(mine) == set(ppo) - without | {
-        "kl_coef",
-        "kl_target",
-        "beta",
-        "shrinkage",
-        "policy_gradient",
-        "advantage_scale",
-        "sigma_min",
-    }
+    without = {"use_sde", "sde_sample_freq", "clip_range_vf", "target_kl"}
+    assert set(mine) == set(ppo) - without | {"kl_coef", "beta", "shrinkage", "policy_gradient", "sigma_min"}
     assert re.findall(r":param (\w+):", QPPO.__doc__) == list(mine)
 
 
@@ -1007,10 +906,10 @@ def test_train_command_of_rl_zoo(tmp_path, rl_zoo):
 
 
 def test_sigma_begins_anew_after_a_training_without_a_scale(tmp_path):
-    model = make_model(advantage_scale=None).learn(64)
+    model = make_model(normalize_advantage=False).learn(64)
     assert model.sigma is None
     model.save(tmp_path / "model")
-    scaled = QPPO.load(tmp_path / "model", env=model.env, advantage_scale="corrected", device="cpu")
+    scaled = QPPO.load(tmp_path / "model", env=model.env, normalize_advantage=True, device="cpu")
     assert scaled.sigma is None and scaled.learn(64).sigma > 0
 
 

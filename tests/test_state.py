@@ -187,6 +187,10 @@ def test_a_namespace_and_an_ordered_dictionary_are_kept(tmp_path):
     assert other.counts.count == 5 and other.order == env.order and type(other.order["a"][0]) is OrderedDict
 
 
+# Its class has another name in this module
+LOCAL = enum.Enum("Lamp", "OFF ON")
+
+
 class Dice:
     """Its generator is in it only."""
 
@@ -204,36 +208,13 @@ def go_on(env, other, folder):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        *(lambda: Dice().roll, lambda: random.Random(0).random, lambda: np.random.default_rng(0).random),
-        *(lambda: functools.partial(Dice().roll), lambda: functools.partial(np.random.default_rng(0).normal, 0, 1)),
-    ],
+    [lambda: Dice().roll, lambda: random.Random(0).random, lambda: np.random.default_rng(0).random],
 )
 def test_the_object_behind_a_method_goes_on(make, tmp_path):
     env, other = Counting(make()), Counting(make())
     env.extra()
     go_on(env, other, tmp_path)
     assert other.extra() == env.extra()
-
-
-def weighted_sum(weights, scale, x):
-    return scale * float(weights @ x)
-
-
-def test_lists_and_arrays_inside_a_partial_go_on(tmp_path):
-    env, other = Counting(None), Counting(None)
-    for one in (env, other):
-        one.weights = np.array([1.0, 2.0])
-        one.reward = functools.partial(weighted_sum, one.weights, 2)
-        one.only_here = functools.partial(sorted, [3, 1], key=None)
-    env.weights *= 0.5
-    env.only_here.args[0].append(2)
-    go_on(env, other, tmp_path)
-    assert other.reward(np.ones(2)) == env.reward(np.ones(2)) == 3.0
-    assert other.only_here() == [1, 2, 3]
-    # One array still, as before
-    other.weights *= 2
-    assert other.reward(np.ones(2)) == 6.0
 
 
 def test_a_list_that_contains_itself_is_refused():
@@ -269,10 +250,14 @@ def test_methods_of_objects_that_are_kept_anyway_are_code(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "extra", [[].append, functools.partial(max, [Dice()]), ctypes.CDLL(None), pygame.Rect(0, 0, 1, 1), pygame.Vector2(1, 2)]
+    "extra",
+    [
+        *([].append, functools.partial(max, [Dice()]), functools.partial(max, [1]), functools.partial(Dice().roll), LOCAL.ON),
+        *(ctypes.CDLL(None), pygame.Rect(0, 0, 1, 1), pygame.Vector2(1, 2)),
+    ],
 )
 def test_state_that_would_not_come_back_is_refused(extra):
-    with pytest.raises(StateError, match=r"The state of object\.extra(\[1\])? \(.* cannot be taken"):
+    with pytest.raises(StateError, match=r"The state of object\.extra \(.* cannot be taken"):
         get_state(Counting(extra))
 
 
@@ -500,10 +485,6 @@ class Doors(enum.Flag):
     LEFT, RIGHT = 1, 2
 
 
-# Its class has another name in this module
-LOCAL = enum.Enum("Lamp", "OFF ON")
-
-
 @pytest.mark.parametrize(
     ("at_the_start", "then"),
     [
@@ -512,7 +493,6 @@ LOCAL = enum.Enum("Lamp", "OFF ON")
         (Counter(), Counter(a=2)),
         ([Phase.DAY, Phase.NIGHT], [Phase.NIGHT, Phase.DAY]),
         ({}, {"left": Doors.LEFT}),
-        (LOCAL.OFF, LOCAL.ON),
         (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
         (defaultdict(list), defaultdict(list, a=[1])),
     ],

@@ -567,18 +567,16 @@ def test_doctor_finds_a_healthy_installation(tmp_path):
     findings = json.loads(python("-m", "sb3_qac", "doctor", "--json", cwd=tmp_path))
     assert [finding for finding in findings if not finding["ok"]] == []
     found = {finding["what"]: finding["found"] for finding in findings}
-    assert all(f"{algo}.yml with" in found["presets"] and algo in found["RL Zoo"] for algo in zoo.ALGORITHMS)
+    assert all(algo in found["RL Zoo"] for algo in zoo.ALGORITHMS)
 
 
 def test_doctor_says_that_the_hook_is_switched_off(monkeypatch, capsys):
     monkeypatch.setenv("SB3_QAC_ZOO_HOOK", "0")
     assert main(["doctor"]) == 1
     printed = capsys.readouterr().out
-    assert "[!!] hook switch: off" in printed
+    assert "[!!] hook: off" in printed
     assert "[!!] RL Zoo: `python -m rl_zoo3.train` does not know qa2c" in printed
-    # It is the cause of both, and there is nothing to install again
-    cure = "-> `unset SB3_QAC_ZOO_HOOK`, or run RL Zoo as `python -m sb3_qac zoo train ...`."
-    assert printed.count("->") == printed.count(cure) == 2
+    assert "-> `unset SB3_QAC_ZOO_HOOK`, or run RL Zoo as `python -m sb3_qac zoo train ...`." in printed
 
 
 FAKE_ZOO = {
@@ -604,23 +602,17 @@ def test_doctor_says_why_the_hook_could_not_register(changed, text, reason, tmp_
         (tmp_path / "rl_zoo3" / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 1
-    found, cure = re.search(r"^\[!!\] RL Zoo: (.*)\n     -> (.*)$", capsys.readouterr().out, re.MULTILINE).groups()
-    assert "does not know qa2c" in found
-    assert "could not register" in cure and reason in cure and "Install a version that was tested" in cure
+    found, fix = re.search(r"^\[!!\] RL Zoo: (.*)\n     -> (.*)$", capsys.readouterr().out, re.MULTILINE).groups()
+    assert "does not know qa2c" in found or "cannot be imported" in found
+    assert "could not register" in fix and reason in fix and "Install a version that was tested" in fix
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x80", b"atari: [1"], ids=["empty", "no text", "no YAML"])
-def test_doctor_finds_a_damaged_file_of_presets(content, tmp_path):
-    (tmp_path / "qa2c.yml").write_bytes(content)
-    assert not doctor._presets([tmp_path / "qa2c.yml"]).ok
-
-
-@pytest.mark.parametrize("package", ["torch", "stable_baselines3", "filelock"])
-def test_doctor_says_what_cannot_be_imported(package):
-    program = f"import sys; sys.modules[{package!r}] = None; from sb3_qac.__main__ import main; sys.exit(main(['doctor']))"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+@pytest.mark.parametrize("package", ["torch", "filelock"])
+def test_doctor_says_what_cannot_be_imported(package, tmp_path):
+    (tmp_path / f"{package}.py").write_text("raise ImportError(f'{__name__} is broken')")
+    run = subprocess.run([sys.executable, "-m", "sb3_qac", "doctor"], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 1 and "Traceback" not in run.stderr
-    assert re.search(rf"^\[!!\] imports: .*{package}", run.stdout, re.MULTILINE)
+    assert re.search(rf"^\[!!\] RL Zoo: .*ImportError: {package} is broken$", run.stdout, re.MULTILINE)
 
 
 def test_doctor_names_versions_that_were_not_tested(monkeypatch, capsys):
@@ -628,10 +620,10 @@ def test_doctor_names_versions_that_were_not_tested(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_version", lambda name: {"rl_zoo3": "2.4.0", "torch": None}.get(name, version(name)))
     monkeypatch.setattr(doctor, "TIMEOUT", 0.01)
     main(["doctor"])
-    line, cure = re.search(r"^\[!!\] packages: (.*)\n     -> (.*)$", capsys.readouterr().out, re.MULTILINE).groups()
+    line, fix = re.search(r"^\[!!\] packages: (.*)\n     -> (.*)$", capsys.readouterr().out, re.MULTILINE).groups()
     assert "rl_zoo3 2.4.0 (needed: <2.10,>=2.9.2)" in line and "torch missing (needed: <3,>=2.13)" in line
     assert line.count("needed") == 2
-    assert "rl_zoo3<2.10,>=2.9.2" in cure and "torch<3,>=2.13" in cure
+    assert "rl_zoo3<2.10,>=2.9.2" in fix and "torch<3,>=2.13" in fix
 
 
 def test_doctor_says_that_rl_zoo_does_not_answer(monkeypatch, capsys):
@@ -931,7 +923,7 @@ def test_search_of_qppo_leaves_out_what_the_sampled_estimator_does_not_use():
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     study.set_user_attr("policy_gradient", "sampled")
     drawn = [search_space.sample_qppo_params(study.ask(), n_actions=0, n_envs=8, additional_args={}) for _ in range(20)]
-    assert {(each["beta"], each["shrinkage"], each["advantage_scale"]) for each in drawn} == {(1.0, 0.1, "corrected")}
+    assert {(each["beta"], each["shrinkage"]) for each in drawn} == {(1.0, 0.1)}
 
 
 def test_qppo_has_presets_for_everything_that_qa2c_has():

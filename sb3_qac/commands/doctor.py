@@ -1,4 +1,4 @@
-"""``python -m sb3_qac doctor``: check the installation, and say how to mend it."""
+"""``python -m sb3_qac doctor``: check the installation, and how to fix it."""
 
 import argparse
 import json
@@ -9,8 +9,8 @@ def add_parser(commands: Any) -> None:
     """:param commands: Subparsers to which the command is added"""
     doctor = commands.add_parser(
         "doctor",
-        help="check the installation: versions, Atari games, presets and the hook into RL Zoo; say how to mend it",
-        description="Checks versions, Atari games, presets and the hook into RL Zoo, and says how to mend what is wrong. "
+        help="check the installation and how to fix it: versions, Atari games and the hook into RL Zoo",
+        description="Checks versions, Atari games and the hook into RL Zoo, and says how to fix what is wrong. "
         "The exit code is 1 if anything is wrong.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
@@ -31,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
         for finding in findings:
             print(f"[{'ok' if finding.ok else '!!'}] {finding.what}: {finding.found}")
             if not finding.ok:
-                print(f"     -> {finding.cure}")
+                print(f"     -> {finding.fix}")
     return 0 if all(finding.ok for finding in findings) else 1

@@ -1,6 +1,6 @@
 """
-Checks of arguments: each error names the value given, what is allowed, and what to do. Also checks of the internals of other
-packages that this package relies on.
+Checks of arguments: each raises a ``ValueError`` that names the argument (``name``), the value given, what is allowed, and
+what to do. Also checks of the internals of other packages that this package relies on.
 """
 
 import math
@@ -14,10 +14,7 @@ from gymnasium import spaces
 
 
 def check_actions_from_zero(action_space: spaces.Space) -> None:
-    """
-    :param action_space: Action space of the environment
-    :raises ValueError: if its actions do not count from 0. SB3 would still send actions from 0.
-    """
+    """The actions must count from 0. SB3 would send actions from 0 anyway."""
     start = np.asarray(getattr(action_space, "start", 0))
     if start.any():
         raise ValueError(
@@ -28,17 +25,15 @@ def check_actions_from_zero(action_space: spaces.Space) -> None:
 
 
 def check_action_space(action_space: spaces.Space) -> None:
-    """
-    :param action_space: Action space of the environment
-    :raises ValueError: if it is not ``Discrete`` counting from 0
-    """
+    """The action space must be ``Discrete`` and count from 0."""
     if isinstance(action_space, spaces.Discrete):
         check_actions_from_zero(action_space)
         return
+    several = "Use A2C or PPO of stable_baselines3, or enumerate the combinations in one `Discrete` space."
     instead = {
         spaces.Box: "For continuous actions use PPO or SAC of stable_baselines3.",
-        spaces.MultiDiscrete: "Use A2C or PPO of stable_baselines3, or enumerate the combinations in one `Discrete` space.",
-        spaces.MultiBinary: "Use A2C or PPO of stable_baselines3, or enumerate the combinations in one `Discrete` space.",
+        spaces.MultiDiscrete: several,
+        spaces.MultiBinary: several,
     }
     raise ValueError(
         "The critic has one value per action, so the action space must be `gymnasium.spaces.Discrete`, "
@@ -47,11 +42,7 @@ def check_action_space(action_space: spaces.Space) -> None:
 
 
 def check_observation_space(observation_space: spaces.Space, dict_policy: bool) -> None:
-    """
-    :param observation_space: Observation space of the environment
-    :param dict_policy: Whether the policy is one for dict observations
-    :raises ValueError: if no policy supports it, or this one does not
-    """
+    """A policy must support the observation space, and this one must if it is for dict observations (``dict_policy``)."""
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
     for part in parts:
         is_known = isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
@@ -76,13 +67,7 @@ def check_observation_space(observation_space: spaces.Space, dict_policy: bool) 
 
 
 def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = math.inf) -> None:
-    """
-    :param name: Name of the parameter, for the message
-    :param value: Value given
-    :param minimum: Smallest value allowed
-    :param maximum: Largest value allowed
-    :raises ValueError: if it is not a finite number between the two
-    """
+    """The value must be a finite number between the two limits."""
     try:
         allowed = math.isfinite(value) and minimum <= value <= maximum
     except (TypeError, OverflowError):
@@ -94,13 +79,7 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
 
 
 def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> None:
-    """
-    :param name: Name of the parameter, for the message
-    :param value: Value given
-    :param minimum: Smallest value allowed
-    :param maximum: Largest value allowed; None for no limit
-    :raises ValueError: if it is not an integer (Python's or NumPy's) between the two
-    """
+    """The value must be an integer (Python's or NumPy's) between the two limits."""
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_integer or value < minimum or (maximum is not None and value > maximum):
         limits = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
@@ -108,20 +87,12 @@ def check_integer(name: str, value: Any, minimum: int, maximum: int | None = Non
 
 
 def check_seed(name: str, value: Any) -> None:
-    """
-    :param name: Name of the parameter, for the message
-    :param value: Value given
-    :raises ValueError: if NumPy does not take it as a seed
-    """
+    """The value must be a seed that NumPy takes."""
     check_integer(name, value, minimum=0, maximum=2**32 - 1)
 
 
 def check_max_grad_norm(value: Any) -> float:
-    """
-    :param value: Value given
-    :return: the limit of the gradient's norm; infinity if None was given, which means no clipping
-    :raises ValueError: if it cannot be used as a limit
-    """
+    """:return: the limit of the gradient's norm; infinity if None was given, which means no clipping"""
     if value is None or value == math.inf:
         return math.inf
     check_number("max_grad_norm", value)
@@ -129,10 +100,7 @@ def check_max_grad_norm(value: Any) -> float:
 
 
 def check_device(device: str) -> None:
-    """
-    :param device: PyTorch device, or "auto"
-    :raises ValueError: if there is no such device. SB3 would use the CPU instead of a GPU that is not there.
-    """
+    """There must be such a device, unless it is "auto". SB3 would use the CPU instead of a GPU that is not there."""
     # Not at the top: commands check numbers before they import PyTorch, which takes seconds
     import torch as th
 
@@ -153,24 +121,14 @@ def check_device(device: str) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """
-    :param name: Name of the parameter, for the message
-    :param value: Value given
-    :param choices: Values allowed
-    :raises ValueError: if the value is not among them
-    """
+    """The value must be one of the choices."""
     if value not in choices:
         allowed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
         raise ValueError(f"`{name}` must be {allowed}, but {value!r} was given.")
 
 
 def check_policy_class(policy_class: Any, base_class: type, aliases: Iterable[str]) -> None:
-    """
-    :param policy_class: Class of the policy
-    :param base_class: Policy that it must be or inherit from
-    :param aliases: Names of policies that can be used, for the message
-    :raises ValueError: if it is no class that inherits from that policy
-    """
+    """The policy's class must be the base class or inherit from it; the message has the aliases of those that can be used."""
     if not isinstance(policy_class, type) or not issubclass(policy_class, base_class):
         raise ValueError(
             f"`policy` must be {', '.join(map(repr, aliases))} or a subclass of {base_class.__name__}, "
@@ -179,27 +137,24 @@ def check_policy_class(policy_class: Any, base_class: type, aliases: Iterable[st
 
 
 def check_finite(terms: dict[str, float]) -> None:
-    """
-    :param terms: Losses and statistics of an update by name
-    :raises ValueError: if one of them is not finite; RL Zoo then prunes the optimisation trial
-    """
+    """The losses and statistics of an update must be finite. RL Zoo prunes an optimization trial where this fails."""
     diverged = {name: value for name, value in terms.items() if not math.isfinite(value)}
     if diverged:
         raise ValueError(
             f"Training diverged ({', '.join(f'{name} is {value}' for name, value in diverged.items())}): "
             "this update was not made, the parameters are those of the last good one. "
-            "Lower `learning_rate`, or normalise observations and rewards (`VecNormalize`); to see whether "
+            "Lower `learning_rate`, or normalize observations and rewards (`VecNormalize`); to see whether "
             "the environment sends NaN or infinity, wrap it with `VecCheckNan(env, raise_exception=True)`."
         )
 
 
-def check_package(package: str, holds: bool, assumption: str, cure: str) -> None:
+def check_package(package: str, holds: bool, assumption: str, remedy: str) -> None:
     """
     :param package: Name of an installed package
     :param holds: Whether the assumption holds
     :param assumption: What this package assumes of it, for the message
-    :param cure: What to do if it does not hold
+    :param remedy: What to do if it does not hold
     :raises RuntimeError: if the assumption does not hold
     """
     if not holds:
-        raise RuntimeError(f"{package} {version(package)} is installed, but sb3_qac needs {assumption}. {cure}")
+        raise RuntimeError(f"{package} {version(package)} is installed, but sb3_qac needs {assumption}. {remedy}")

@@ -44,14 +44,14 @@ class CurvesCallback(BaseCallback):
     def _on_training_start(self) -> None:
         n_envs = self.training_env.num_envs
         if self.last_returns is None or self.model.num_timesteps == 0:
-            # A new training, perhaps after another one with this callback
+            # A new run, perhaps after another one with this callback
             self.grad_norm, self.own_rows, self.last_returns = None, [], None
         if self.last_returns is None or len(self.last_returns) != n_envs:
-            # The same training may continue with another number of environments
+            # The same run may continue with another number of environments
             self.last_returns = np.full(n_envs, np.nan)
 
     def _watch_gradients(self) -> None:
-        # Anew for each update, because parameters may be frozen and freed, and an interrupted training had no end
+        # Anew for each update, because parameters may be frozen and freed, and an interrupted run had no end
         self._on_training_end()
         parameters = [parameter for parameter in self.model.policy.parameters() if parameter.requires_grad]
         squares: dict[th.Tensor, th.Tensor] = {}

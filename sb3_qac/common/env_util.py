@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, spec_of
-from sb3_qac.common.wrappers import NewGameOnReset, layers
+from sb3_qac.common.wrappers import NewGameOnReset, wrappers_of
 
 # Wrappers that `make_atari_env` adds. AleVecEnv does their work itself
 ATARI_WRAPPERS = (
@@ -67,7 +67,7 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
         vec_env_wrapper: sb3_qac.common.env_util.to_ale_vec_env
 
     ``env_wrapper`` and ``frame_stack`` stay as they are. Environments with a render mode are not replaced, so that ``enjoy``
-    and ``record_video`` show the game in colour. SB3's ``make_atari_env`` sets one: call ``make_ale_vec_env`` instead of it.
+    and ``record_video`` show the game in color. SB3's ``make_atari_env`` sets one: call ``make_ale_vec_env`` instead of it.
 
     :param env: Environments as RL Zoo and SB3 make them: a ``DummyVecEnv`` of ``Monitor``, then ``AtariWrapper``
     :return: An ``AleVecEnv``; or ``env`` itself if it is one, has a render mode, or is a ``SubprocVecEnv``, which RL Zoo makes
@@ -117,7 +117,7 @@ def _check_replaceable(env: gym.Env) -> None:
     assert env.spec is not None
     game_arguments(spec_of(env.spec.id, _env_kwargs(env)))
     # A subclass may do something else
-    lost = [type(layer).__name__ for layer in layers(env) if type(layer) not in ATARI_WRAPPERS]
+    lost = [type(layer).__name__ for layer in wrappers_of(env) if type(layer) not in ATARI_WRAPPERS]
     screen: Any = unwrap_wrapper(env, WarpFrame)
     if screen.width != screen.height:
         lost.append(f"the shape {screen.width} x {screen.height} of the images, which would be square,")
@@ -173,7 +173,7 @@ def _lost_of_monitor(env: gym.Env) -> list[str]:
         return []
     lost = [f"{name}={value!r}" for name in ("info_keywords", "reset_keywords") if (value := getattr(monitor, name))]
     lost += [] if monitor.allow_early_resets else ["allow_early_resets=False"]
-    if any(isinstance(layer, MaxAndSkipEnv | EpisodicLifeEnv | ClipRewardEnv) for layer in layers(monitor.env)):
+    if any(isinstance(layer, MaxAndSkipEnv | EpisodicLifeEnv | ClipRewardEnv) for layer in wrappers_of(monitor.env)):
         # Its rows have clipped returns of single lives
         lost.append("the Monitor around AtariWrapper, instead of inside it,")
     appends = monitor.results_writer is not None and monitor.results_writer.file_handler.mode.startswith("a")

@@ -14,8 +14,8 @@ def presets(name: str) -> Path:
     :param name: Name of an algorithm, such as "qa2c", or of a study, such as "studies/pong"
     :return: Path of its file of hyperparameters, which is in the package or, in a checkout, next to it
     """
-    inside, beside = PACKAGE / "hyperparams", PACKAGE.parent / "hyperparams"
-    return (inside if inside.is_dir() else beside) / f"{name}.yml"
+    packed, checkout = PACKAGE / "hyperparams", PACKAGE.parent / "hyperparams"
+    return (packed if packed.is_dir() else checkout) / f"{name}.yml"
 
 
 def make_folder(path: Path) -> Path:

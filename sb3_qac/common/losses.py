@@ -2,7 +2,7 @@
 The losses of actor-critics with an action-value critic, as functions of tensors.
 
 Notation: ``pi(a|s)`` is the policy and ``Q(s, a)`` the critic. Together they imply a value of the state,
-``V~(s) = sum_a pi(a|s) Q(s, a)``. Every loss is to be minimised and is a mean over the batch.
+``V~(s) = sum_a pi(a|s) Q(s, a)``. Every loss is to be minimized and is a mean over the batch.
 """
 
 import math
@@ -150,7 +150,7 @@ def critic_loss(q_taken: th.Tensor, returns: th.Tensor) -> th.Tensor:
 
 def negative_entropy(log_probs: th.Tensor) -> th.Tensor:
     """
-    Negative entropy of the policy in nats, ``mean_s sum_a pi(a|s) log pi(a|s)``: minimising it favours exploration.
+    Negative entropy of the policy in nats, ``mean_s sum_a pi(a|s) log pi(a|s)``: minimizing it favors exploration.
 
     :param log_probs: ``log pi(a|s)`` of every action, shape (batch_size, n_actions)
     :return: scalar loss, between ``-log(n_actions)`` and 0

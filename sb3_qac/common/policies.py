@@ -24,7 +24,7 @@ class PixelPolicy(BasePolicy):
         :param features_extractor: The features extractor to use
         :return: The extracted features
         """
-        # SB3 makes floats of whatever else stands for pixels, which `predict` may be given
+        # SB3 converts any other image dtype to float, which `predict` may be given
         is_pixels = isinstance(obs, th.Tensor) and obs.dtype == th.uint8
         if is_pixels and getattr(features_extractor, "takes_pixels", False):
             return features_extractor(obs)

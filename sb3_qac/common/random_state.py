@@ -112,7 +112,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(checked(state["numpy"]))
     th.set_rng_state(state["torch"])
-    # A training may be resumed on a machine with fewer GPUs, or none
+    # A run may be resumed on a machine with fewer GPUs, or none
     if len(state["cuda"]) <= th.cuda.device_count():
         th.cuda.set_rng_state_all(state["cuda"])
 
@@ -149,7 +149,7 @@ def generators_at(places: Iterable[tuple[Any, Any]]) -> list[Any]:
 @contextmanager
 def random_state(state: dict[str, Any]) -> Iterator[None]:
     """
-    Within it, the global generators have the state ``state``, which advances as numbers are drawn.
+    Context manager: while active, the global generators have the state ``state``, which advances as numbers are drawn.
 
     :param state: Result of ``get_random_state`` or ``seeded_random_state``; updated at the end
     """

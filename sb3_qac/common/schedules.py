@@ -78,8 +78,8 @@ class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
     """
     SB3's ``OnPolicyAlgorithm``, whose learning rate may be anything that ``check_schedule`` takes, but neither negative nor
     NaN, and whose progress remaining never falls below 0. So may the entropy coefficient of an algorithm that takes it from
-    ``_current_ent_coef``. An unknown policy's name is refused with those that are known, and PyTorch's errors for images that
-    are too small and for NaN say what to do.
+    ``_current_ent_coef``. Unknown policy names raise an error that lists the valid ones, and PyTorch's errors for
+    images that are too small and for NaN say what to do.
     """
 
     # None if it is a schedule

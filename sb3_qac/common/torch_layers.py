@@ -33,11 +33,11 @@ class LeanNatureCNN(NatureCNN):
 
     :param observation_space: Observation space, images with channels first
     :param features_dim: Number of features
-    :param normalized_image: Whether images are already normalised (see ``NatureCNN``); they are then used as they are
+    :param normalized_image: Whether images are already normalized (see ``NatureCNN``); they are then used as they are
     :param dtype: Precision of the layers, "float32" or "bfloat16"
-    :param layer_norm: Where to normalise before the ReLU, over all units of a layer: None for nowhere as in ``NatureCNN``,
+    :param layer_norm: Where to normalize before the ReLU, over all units of a layer: None for nowhere as in ``NatureCNN``,
         "linear" for the last layer, "all" for each layer (PQN, Gallici et al. 2024, https://arxiv.org/abs/2407.04811)
-    :raises ValueError: for another precision, or another place for layer normalisation
+    :raises ValueError: for another precision, or another place for layer normalization
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class LeanNatureCNN(NatureCNN):
             self.cnn_norms = nn.ModuleList(
                 nn.GroupNorm(1, layer.out_channels) for layer in self.cnn if isinstance(layer, nn.Conv2d)
             )
-        # Within ``constant_weights``: the prepared weights, once they are made
+        # While ``constant_weights`` is active: the prepared weights, once they are made
         self._keeps_weights = False
         self._kept: tuple[list[tuple[int, int]], list[th.Tensor], list[th.Tensor]] | None = None
 
     @property
     def _layers(self) -> list[tuple[Any, Any]]:
-        """Layers in the order of the forward pass, each with its normalisation. Read anew, because a user may replace one."""
+        """Layers in the order of the forward pass, each with its normalization. Read anew, because a user may replace one."""
         convolutions = [layer for layer in self.cnn if isinstance(layer, nn.Conv2d)]
         norms = getattr(self, "cnn_norms", [None] * len(convolutions))
         return [*zip(convolutions, norms, strict=True), (self.linear[0], getattr(self, "linear_norm", None))]
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         """
-        :param observations: Images, (batch_size, channels, height, width): uint8, or floats that are already normalised
+        :param observations: Images, (batch_size, channels, height, width): uint8, or floats that are already normalized
         :return: Features, shape (batch_size, features_dim), float32
         """
         if not self.normalized_image and observations.dtype != th.uint8:
@@ -125,7 +125,7 @@ class LeanNatureCNN(NatureCNN):
 
     @contextmanager
     def constant_weights(self) -> Iterator[None]:
-        """Within it, the weights are prepared once (see the function of this name)."""
+        """Context manager: while active, the weights are prepared once (see the function of this name)."""
         outermost, self._keeps_weights, self._kept = not self._keeps_weights, True, None
         try:
             yield
@@ -148,8 +148,8 @@ def default_net_arch(net_arch: Any, features_extractor_class: Any) -> Any:
 @contextmanager
 def constant_weights(policy: nn.Module) -> Iterator[None]:
     """
-    Within it, every ``LeanNatureCNN`` prepares its weights once instead of at each call, as in the rollouts of QA2C and QPPO.
-    The caller promises that they do not change.
+    Context manager: while active, every ``LeanNatureCNN`` prepares its weights once instead of at each call, as in the
+    rollouts of QA2C and QPPO. The caller promises that they do not change.
 
     Changes that PyTorch counts are noticed nevertheless: by an optimizer after a pass with gradients, by ``load_state_dict``
     or ``set_parameters``, and new tensors. Who writes to the ``.data`` of a parameter, as SB3's ``polyak_update`` does, must
@@ -174,9 +174,9 @@ class MinAtarCNN(BaseFeaturesExtractor):
     :param observation_space: Observation space, grids with channels last, shape (height, width, channels), at least 3 x 3. Not
         images (uint8 from 0 to 255), whose channels SB3 moves to the front
     :param features_dim: Number of features
-    :param layer_norm: Where to normalise before the ReLU, over all units of a layer: None or False for nowhere, "linear" for
+    :param layer_norm: Where to normalize before the ReLU, over all units of a layer: None or False for nowhere, "linear" for
         the linear layer, "all" or True for both (PQN, Gallici et al. 2024, https://arxiv.org/abs/2407.04811)
-    :raises ValueError: for another place for layer normalisation, for images, or for another shape
+    :raises ValueError: for another place for layer normalization, for images, or for another shape
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class DuelingHead(nn.Module):
     """
     Dueling head of an action-value critic: ``Q(s, a) = V(s) + A(s, a) - mean_a' A(s, a')``.
 
-    What is learnt from the action taken moves the values of all other actions of that state too. With one output per action,
+    What is learned from the action taken moves the values of all other actions of that state too. With one output per action,
     each output learns from its own action only, which is slow for actions that are rarely taken.
 
     Paper: Dueling Network Architectures, Wang et al. 2016, equation 9, https://arxiv.org/abs/1511.06581
@@ -251,7 +251,7 @@ class SharedMlp(BaseFeaturesExtractor):
     :param observation_space: Observation space, not a Dict
     :param features_dim: Number of units of each layer
     :param n_layers: Number of layers
-    :param layer_norm: Whether to normalise each layer before its activation function
+    :param layer_norm: Whether to normalize each layer before its activation function
     :raises ValueError: for a Dict, a number below 1, or if ``layer_norm`` is neither True nor False
     """
 

@@ -108,7 +108,7 @@ class NewGameOnReset(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
-def layers(env: gym.Env) -> list[gym.Wrapper]:
+def wrappers_of(env: gym.Env) -> list[gym.Wrapper]:
     """
     :param env: Environment
     :return: its wrappers, from the outside in

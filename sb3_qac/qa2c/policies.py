@@ -18,6 +18,7 @@ from sb3_qac.common.policies import PixelPolicy
 from sb3_qac.common.torch_layers import DuelingHead, default_net_arch
 
 
+# `PixelPolicy` is named last, so that the `super()` of SB3's policy finds its `extract_features`
 class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
     """
     Policy class for actor-critics with an action-value critic (has both policy and Q-value prediction).
@@ -51,7 +52,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
 
     action_space: spaces.Discrete
     q_net: nn.Linear | DuelingHead
-    # Within ``keep_evaluations``: what it returns
+    # While ``keep_evaluations`` is active: what it returns
     _evaluations: list[tuple[th.Tensor, th.Tensor]] | None = None
 
     def __init__(
@@ -128,7 +129,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
             latent_pi = self.mlp_extractor.forward_actor(pi_features)
             latent_vf = self.mlp_extractor.forward_critic(vf_features)
         distribution = self._get_action_dist_from_latent(latent_pi)
-        # ``Categorical`` normalises its logits: they are the log probabilities
+        # ``Categorical`` normalizes its logits: they are the log probabilities
         log_probs = cast(Categorical, distribution.distribution).logits
         return distribution, self.q_net(latent_vf), log_probs
 
@@ -154,7 +155,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
     @contextmanager
     def keep_evaluations(self) -> Iterator[list[tuple[th.Tensor, th.Tensor]]]:
         """
-        Within it, ``forward`` keeps what it computes for every action. It still returns only the action taken.
+        Context manager: while active, ``forward`` keeps what it computes for every action. It still returns only the action
+        taken.
 
         :return: ``Q(s, a)`` and ``log pi(a|s)`` of each call, shape (batch_size, n_actions) each
         """
@@ -220,24 +222,8 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
     :param observation_space: Observation space, images
     :param action_space: Action space, ``Discrete`` only (others raise a ``ValueError``)
     :param lr_schedule: Learning rate schedule (could be constant)
-    :param net_arch: The specification of the policy and value networks. ``vf`` is the critic's.
-    :param activation_fn: Activation function
-    :param ortho_init: Whether to use or not orthogonal initialization
     :param features_extractor_class: Features extractor to use, or any callable that returns one
-        (with ``normalize_images=False`` SB3 takes classes only).
-    :param features_extractor_kwargs: Keyword arguments
-        to pass to the features extractor.
-    :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
-    :param normalize_images: Whether to normalize images or not,
-        dividing by 255.0 (True by default)
-    :param optimizer_class: The optimizer to use,
-        ``th.optim.Adam`` by default
-    :param optimizer_kwargs: Additional keyword arguments,
-        excluding the learning rate, to pass to the optimizer
-    :param dueling: Whether ``q_net`` is a ``DuelingHead``
-    :param kwargs: Arguments of ``ActorCriticCnnPolicy`` for continuous actions, such as ``log_std_init``.
-        SB3 passes them, and files of saved policies contain them; they have no effect here. But SB3 takes neither
-        ``use_sde=True`` nor ``squash_output=True`` with ``Discrete`` actions.
+    :param kwargs: Further arguments of ``ActorCriticQPolicy``
     """
 
     def __init__(
@@ -245,34 +231,12 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
         observation_space: spaces.Space,
         action_space: spaces.Space,
         lr_schedule: Schedule,
-        net_arch: list[int] | dict[str, list[int]] | None = None,
-        activation_fn: type[nn.Module] = nn.Tanh,
-        ortho_init: bool = True,
-        features_extractor_class: Callable[..., BaseFeaturesExtractor] = NatureCNN,
-        features_extractor_kwargs: dict[str, Any] | None = None,
-        share_features_extractor: bool = True,
-        normalize_images: bool = True,
-        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
-        optimizer_kwargs: dict[str, Any] | None = None,
         *,
-        dueling: bool = False,
+        features_extractor_class: Callable[..., BaseFeaturesExtractor] = NatureCNN,
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            net_arch=net_arch,
-            activation_fn=activation_fn,
-            ortho_init=ortho_init,
-            features_extractor_class=features_extractor_class,
-            features_extractor_kwargs=features_extractor_kwargs,
-            share_features_extractor=share_features_extractor,
-            normalize_images=normalize_images,
-            optimizer_class=optimizer_class,
-            optimizer_kwargs=optimizer_kwargs,
-            dueling=dueling,
-            **kwargs,
+            observation_space, action_space, lr_schedule, features_extractor_class=features_extractor_class, **kwargs
         )
 
 
@@ -283,24 +247,8 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
     :param observation_space: Observation space, ``Dict``
     :param action_space: Action space, ``Discrete`` only (others raise a ``ValueError``)
     :param lr_schedule: Learning rate schedule (could be constant)
-    :param net_arch: The specification of the policy and value networks. ``vf`` is the critic's.
-    :param activation_fn: Activation function
-    :param ortho_init: Whether to use or not orthogonal initialization
     :param features_extractor_class: Features extractor to use, or any callable that returns one
-        (with ``normalize_images=False`` SB3 takes classes only).
-    :param features_extractor_kwargs: Keyword arguments
-        to pass to the features extractor.
-    :param share_features_extractor: If True, the features extractor is shared between the actor and the critic.
-    :param normalize_images: Whether to normalize images or not,
-        dividing by 255.0 (True by default)
-    :param optimizer_class: The optimizer to use,
-        ``th.optim.Adam`` by default
-    :param optimizer_kwargs: Additional keyword arguments,
-        excluding the learning rate, to pass to the optimizer
-    :param dueling: Whether ``q_net`` is a ``DuelingHead``
-    :param kwargs: Arguments of ``MultiInputActorCriticPolicy`` for continuous actions, such as ``log_std_init``.
-        SB3 passes them, and files of saved policies contain them; they have no effect here. But SB3 takes neither
-        ``use_sde=True`` nor ``squash_output=True`` with ``Discrete`` actions.
+    :param kwargs: Further arguments of ``ActorCriticQPolicy``
     """
 
     def __init__(
@@ -308,34 +256,12 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
         observation_space: spaces.Dict,
         action_space: spaces.Space,
         lr_schedule: Schedule,
-        net_arch: list[int] | dict[str, list[int]] | None = None,
-        activation_fn: type[nn.Module] = nn.Tanh,
-        ortho_init: bool = True,
-        features_extractor_class: Callable[..., BaseFeaturesExtractor] = CombinedExtractor,
-        features_extractor_kwargs: dict[str, Any] | None = None,
-        share_features_extractor: bool = True,
-        normalize_images: bool = True,
-        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
-        optimizer_kwargs: dict[str, Any] | None = None,
         *,
-        dueling: bool = False,
+        features_extractor_class: Callable[..., BaseFeaturesExtractor] = CombinedExtractor,
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            net_arch=net_arch,
-            activation_fn=activation_fn,
-            ortho_init=ortho_init,
-            features_extractor_class=features_extractor_class,
-            features_extractor_kwargs=features_extractor_kwargs,
-            share_features_extractor=share_features_extractor,
-            normalize_images=normalize_images,
-            optimizer_class=optimizer_class,
-            optimizer_kwargs=optimizer_kwargs,
-            dueling=dueling,
-            **kwargs,
+            observation_space, action_space, lr_schedule, features_extractor_class=features_extractor_class, **kwargs
         )
 
 

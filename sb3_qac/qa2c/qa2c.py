@@ -60,7 +60,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     Paper: Mean Actor-Critic, Allen et al. 2017, https://arxiv.org/abs/1709.00503;
     the all-action gradient is from Sutton et al. 2001, "Comparing policy-gradient algorithms".
 
-    Differences from A2C: the critic is Q(s, a), learnt from the n-step returns R_t of the actions taken, and the actor learns
+    Differences from A2C: the critic is Q(s, a), learned from the n-step returns R_t of the actions taken, and the actor learns
     from all actions at once::
 
         loss = - pg_coef  * mean_s [ sum_a pi(a|s) w(s, a) ]
@@ -68,9 +68,9 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                - ent_coef * mean_s [ entropy of pi(.|s) ]
                + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]
 
-    w = Q(s, a), or Q(s, a) - V~(s) with the baseline, where V~(s) = sum_a pi(a|s) Q(s, a). w and the bracket behind ``beta``,
-    which is 0 by default, are constants to the gradient. With ``shrinkage``, which is 0 by default too, the Q of w and of this
-    bracket is V~ + (Q - V~) pi / (pi + shrinkage).
+    w = Q(s, a), or Q(s, a) - V~(s) with the baseline, where V~(s) = sum_a pi(a|s) Q(s, a). w and the term multiplied by
+    ``beta``, which is 0 by default, are constants to the gradient. With ``shrinkage``, which is 0 by default too, the Q of w
+    and of this term is V~ + (Q - V~) pi / (pi + shrinkage).
 
     The baseline cannot change the gradient of this actor loss, because sum_a pi(a|s) is 1. It acts on the sampled estimator.
 
@@ -109,7 +109,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for the classic Q actor-critic, which
         weights the log probability of the action taken
     :param beta: Weight of the sampled correction of beta-LOO (Gruslys et al. 2017, https://arxiv.org/abs/1704.04651):
-        the actor also maximises beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the critic. At 1
+        the actor also maximizes beta * log pi(a_t|s_t) * (R_t - Q(s_t, a_t)). At 0 the gradient is as good as the critic. At 1
         its only bias is A2C's, from the bootstrap in R_t. Only for "all-action".
     :param shrinkage: Probability of an action at which its advantage in the sum is halved, at least 0. The critic knows little
         of actions that are seldom taken. 0 trusts it for all actions alike. With ``beta=1``, the larger, the closer to A2C's
@@ -217,11 +217,11 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         check_integer("n_steps", self.n_steps, minimum=1)
         check_choice("baseline", self.baseline, (False, True))
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
-        for name, purpose in (("beta", "corrects"), ("shrinkage", "is for")):
-            if self.policy_gradient == "sampled" and getattr(self, name) > 0:
+        for name in ("beta", "shrinkage") if self.policy_gradient == "sampled" else ():
+            if getattr(self, name) > 0:
                 raise ValueError(
-                    f"`{name}` ({getattr(self, name)}) {purpose} the all-action estimator and cannot go with "
-                    f"policy_gradient='sampled'. Set `{name}=0`, or `policy_gradient='all-action'`."
+                    f"`{name}` ({getattr(self, name)}) is for policy_gradient='all-action' and cannot go with 'sampled'. "
+                    f"Set `{name}=0`, or `policy_gradient='all-action'`."
                 )
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
@@ -270,7 +270,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             # Value loss using the n-step returns
             value_loss = critic_loss(q_taken, returns)
 
-            # Entropy loss favor exploration
+            # The entropy bonus favors exploration
             entropy_loss = negative_entropy(log_probs)
 
             loss = self.pg_coef * policy_loss + ent_coef * entropy_loss + self.vf_coef * value_loss

@@ -41,8 +41,6 @@ SelfQPPO = TypeVar("SelfQPPO", bound="QPPO")
 
 # Decay of sigma's running mean, for each minibatch
 SIGMA_DECAY = 0.99
-# Limits of an adapted `kl_coef`
-KL_COEF_MIN, KL_COEF_MAX = 1e-4, 1e4
 
 
 class QPPO(ScheduledOnPolicyAlgorithm):
@@ -98,25 +96,20 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
     :param kl_coef: Coefficient of the KL divergence between the policy of the rollout and the current policy
-    :param kl_target: Target of the KL divergence per rollout. ``kl_coef`` is doubled if the KL divergence after the last epoch
-        is more than 1.5 times the target, and halved if it is less than the target divided by 1.5, within 1e-4 and 1e4. None
-        (default) keeps ``kl_coef`` fixed. (``target_kl`` of SB3's PPO is something else: it ends the epochs early.)
     :param beta: Weight of the sampled correction, at least 0. At 0 the gradient trusts the critic, at 1 the return
     :param shrinkage: Probability of an action at which its advantage in the sum is halved, at least 0. The critic knows little
         of actions that are seldom taken. 0 trusts it for all actions alike. With ``beta=1``, the larger, the closer to
         "sampled", and the expected gradient at pi = pi_old is the same for every value, but for sigma.
-    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for its counterpart on the action
-        taken: PPO's clipped loss with (R_t - V~) / sigma replaces the sum and its correction, so ``beta`` and ``shrinkage``
+    :param policy_gradient: Estimator of the policy gradient: "all-action", or "sampled" for the sampled-action baseline:
+        PPO's clipped loss with (R_t - V~) / sigma replaces the sum and its correction, so ``beta`` and ``shrinkage``
         have no effect on the policy; everything else is the same
-    :param advantage_scale: sigma is the running mean of this quantity over the minibatches, with a decay of 0.99, and starts
-        with that of the first minibatch: "corrected" for the root of
-        mean_s sum_a pi A^2 + beta mean d^2, the size of the advantage together with its correction; "critic" for the root of
-        mean_s sum_a pi A^2, which is small while the critic knows little, so that the correction becomes large; None for no
-        scaling (sigma = 1). With "sampled", the first two are the root of mean (R_t - V~)^2.
+    :param normalize_advantage: Whether to divide advantages by sigma, the size of the advantage together with its correction:
+        a running mean over the minibatches of the root of mean_s sum_a pi A^2 + beta mean d^2, with a decay of 0.99, which
+        starts with the first minibatch. With "sampled", the root of mean (R_t - V~)^2. False for sigma = 1.
     :param sigma_min: Smallest sigma, at least 1e-8, in the units of the return. Where rewards are rare, advantages are errors
         of the critic, and a sigma as small as they are makes them as large as real advantages. With rewards of size 1, 0.1
         prevents this, as the bound of 1 on the range of returns does in DreamerV3 (Hafner et al. 2023,
-        https://arxiv.org/abs/2301.04104). It has no effect with ``advantage_scale=None``.
+        https://arxiv.org/abs/2301.04104). It has no effect with ``normalize_advantage=False``.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
@@ -154,11 +147,10 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         seed: int | None = None,
         device: th.device | str = "auto",
         kl_coef: float = 1.0,
-        kl_target: float | None = None,
         beta: float = 1.0,
         shrinkage: float = 0.1,
         policy_gradient: Literal["all-action", "sampled"] = "all-action",
-        advantage_scale: Literal["corrected", "critic"] | None = "corrected",
+        normalize_advantage: bool = True,
         sigma_min: float = 1e-8,
         _init_setup_model: bool = True,
     ) -> None:
@@ -190,11 +182,10 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         self.n_epochs = n_epochs
         self.clip_range = clip_range
         self.kl_coef = kl_coef
-        self.kl_target = kl_target
         self.beta = beta
         self.shrinkage = shrinkage
         self.policy_gradient = policy_gradient
-        self.advantage_scale = advantage_scale
+        self.normalize_advantage = normalize_advantage
         self.sigma_min = sigma_min
         # None until the first minibatch
         self.sigma: float | None = None
@@ -207,7 +198,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     @property
     def training_state(self) -> tuple[str, ...]:
         """Attributes that change during training, for exact resume."""
-        return (*super().training_state, *(("sigma",) if self.kl_target is None else ("sigma", "kl_coef")))
+        return (*super().training_state, "sigma")
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -244,15 +235,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         check_integer("batch_size", self.batch_size, minimum=1)
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
-        check_choice("advantage_scale", self.advantage_scale, ("corrected", "critic", None))
-        if self.kl_target is not None:
-            check_number("kl_target", self.kl_target, minimum=1e-12)
-            if not KL_COEF_MIN <= self.kl_coef <= KL_COEF_MAX:
-                raise ValueError(
-                    f"`kl_target` ({self.kl_target}) adapts `kl_coef` ({self.kl_coef}) by factors, between "
-                    f"{KL_COEF_MIN:g} and {KL_COEF_MAX:g}. Start within these limits, or leave out `kl_target` to keep "
-                    "`kl_coef` fixed."
-                )
+        check_choice("normalize_advantage", self.normalize_advantage, (False, True))
 
     def _warn_of_truncated_batches(self, batch_size: int) -> None:
         """
@@ -357,7 +340,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                 # Distance from the policy of the rollout
                 kl_loss = kl_divergence(old_log_probs, log_probs)
 
-                # Entropy loss favor exploration
+                # The entropy bonus favors exploration
                 entropy_loss = negative_entropy(log_probs)
 
                 # Value loss using the TD(gae_lambda) target
@@ -389,23 +372,19 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                 logged = dict(zip(diagnostics, th.stack(list(diagnostics.values())).tolist(), strict=True))
                 check_finite(logged)
                 self.policy.optimizer.step()
-                if self.advantage_scale is not None:
+                if self.normalize_advantage:
                     self.sigma = logged["sigma"]
 
                 minibatches.append(logged)
 
             self._n_updates += 1
 
-        # How far the policy has moved with this rollout: mean over the last epoch, as in PPO
-        kl = float(np.mean([logged["kl"] for logged in minibatches[-(len(minibatches) // self.n_epochs) :]]))
-        if self.kl_target is not None:
-            # That mean leaves out the last update, and is 0 if there was only one
-            kl = self._kl_of_rollout()
-
         # Logs
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         means = {name: np.mean([logged[name] for logged in minibatches]) for name in minibatches[0]}
-        for name, mean in {**means, "kl": kl}.items():
+        # How far the policy has moved with this rollout: mean over the last epoch, as in PPO
+        means["kl"] = np.mean([logged["kl"] for logged in minibatches[-(len(minibatches) // self.n_epochs) :]])
+        for name, mean in means.items():
             self.logger.record(f"train/{name}", mean)
         self.logger.record("train/kl_coef", self.kl_coef)
         self.logger.record("train/ent_coef", ent_coef)
@@ -418,9 +397,6 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         self.logger.record("train/explained_variance", explained_var)
         self.logger.record("train/explained_variance_q", explained_var_q)
 
-        if self.kl_target is not None:
-            self._adapt_kl_coef(kl, self.kl_target)
-
     def _next_sigma(
         self, action_probs: th.Tensor, advantages: th.Tensor, td_errors: th.Tensor, sampled_advantages: th.Tensor
     ) -> th.Tensor:
@@ -431,41 +407,16 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         :param sampled_advantages: ``R_t - V~(s_t)``, shape (batch_size, 1)
         :return: the running mean with this minibatch, scalar; ``self.sigma`` follows once the update is made
         """
-        if self.advantage_scale is None:
+        if not self.normalize_advantage:
             return th.ones((), device=self.device)
         if self.policy_gradient == "sampled":
             mean_square = sampled_advantages.square().mean()
         else:
-            mean_square = (action_probs * advantages.square()).sum(dim=1).mean()
-            if self.advantage_scale == "corrected":
-                mean_square = mean_square + self.beta * td_errors.square().mean()
+            mean_square = (action_probs * advantages.square()).sum(dim=1).mean() + self.beta * td_errors.square().mean()
         sigma = mean_square.sqrt()
         if self.sigma is not None:
             sigma = SIGMA_DECAY * self.sigma + (1 - SIGMA_DECAY) * sigma
         return sigma.clamp(min=self.sigma_min)
-
-    @th.no_grad()
-    def _kl_of_rollout(self) -> float:
-        """:return: KL divergence from the policy of the rollout to the current one, mean over the steps of the rollout"""
-        self.policy.set_training_mode(False)
-        total, n_steps = 0.0, 0
-        for rollout_data in self.rollout_buffer.get(self.batch_size):
-            _, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)
-            total += len(log_probs) * kl_divergence(rollout_data.all_old_log_probs, log_probs).item()
-            # Not those of the rollout, of which a buffer of another class may leave some out
-            n_steps += len(log_probs)
-        return total / n_steps
-
-    def _adapt_kl_coef(self, kl: float, kl_target: float) -> None:
-        """
-        :param kl: KL divergence from the policy of the rollout
-        :param kl_target: target of the KL divergence
-        """
-        if kl > 1.5 * kl_target:
-            self.kl_coef *= 2
-        elif kl < kl_target / 1.5:
-            self.kl_coef /= 2
-        self.kl_coef = min(max(self.kl_coef, KL_COEF_MIN), KL_COEF_MAX)
 
     def learn(
         self: SelfQPPO,

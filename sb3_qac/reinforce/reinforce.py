@@ -50,7 +50,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
 
     Paper: Williams 1992, https://doi.org/10.1007/BF00992696; the baseline: Sutton and Barto 2018, section 13.4
 
-    With sums over the steps of an episode, and means over episodes, it minimises::
+    With sums over the steps of an episode, and means over episodes, it minimizes::
 
         loss = - mean [ sum_t log pi(a_t|s_t) * w_t ]         w_t = G_t, or G_t - V(s_t) with the baseline, V held fixed
                - ent_coef * mean [ sum_t entropy of pi(.|s_t) ]
@@ -61,9 +61,9 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
     short ones would count too much. A ``VecEnv`` steps all environments at once, so an environment that has played its
     episodes is stepped until the others are done too. These extra steps count as environment steps (``num_timesteps``), but
     are left out of the update, ``rollout/ep_rew_mean`` and ``ep_len_mean``. Environments that are within an
-    episode are reset before the next rollout, also where ``learn`` continues a training. So a ``Monitor`` must allow early
+    episode are reset before the next rollout, also where ``learn`` continues a run. So a ``Monitor`` must allow early
     resets, as it does by default. With native Atari environments, whose reset begins a new game, give
-    ``terminal_on_life_loss=False``, or only the first life of each game is learnt and no return of a game is reported.
+    ``terminal_on_life_loss=False``, or only the first life of each game is learned and no return of a game is reported.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy). These are SB3's; their V is the baseline
     :param env: The environment to learn from (if registered in Gym, can be str). Its episodes must end.
@@ -178,7 +178,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             (and at the beginning and end of the rollout)
         :param rollout_buffer: (unused, for algorithms with a fixed number of steps)
         :param n_rollout_steps: (unused, for algorithms with a fixed number of steps)
-        :return: True if all episodes ended; False if the callback or the number of timesteps ended the training earlier
+        :return: True if all episodes ended; False if the callback or the number of timesteps ended the run earlier
         """
         assert self._last_episode_starts is not None, "No previous observation was provided"
         # Switch to eval mode (this affects batch norm / dropout)
@@ -206,7 +206,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
             rewards, dones = rewards.copy(), dones.copy()
-            # Before the callback, which may end the training: the next `learn` then knows that these episodes are cut
+            # Before the callback, which may end the run: the next `learn` then knows that these episodes are cut
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 
@@ -276,9 +276,9 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
 
         weights = returns - values.detach() if self.baseline else returns
         if self.normalize_returns:
-            centred = weights - weights.mean()
+            centered = weights - weights.mean()
             # Without the condition, equal returns would leave a rounding error, which the division makes as large as 1
-            weights = centred / (weights.std(unbiased=False) + 1e-8) if weights.min() < weights.max() else 0 * weights
+            weights = centered / (weights.std(unbiased=False) + 1e-8) if weights.min() < weights.max() else 0 * weights
 
         # Sums over the steps of an episode, means over episodes
         policy_loss = -(log_prob * weights).sum() / n_episodes

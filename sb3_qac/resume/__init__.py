@@ -1,4 +1,4 @@
-"""Exact resume: a training that was stopped at any moment continues as if nothing had happened."""
+"""Exact resume: a run that was stopped at any moment continues as if nothing had happened."""
 
 # Registers functions for the state of environments
 import sb3_qac.resume.environments  # noqa: F401

@@ -1,4 +1,4 @@
-"""The state of the callbacks of a training."""
+"""The state of the callbacks of a run."""
 
 import copy
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 """
-Files that hold the state of a training: one safetensors file each, with everything but the arrays as JSON in one of its
+Files that hold the state of a run: one safetensors file each, with everything but the arrays as JSON in one of its
 tensors.
 
 A file is written under another name and then renamed, so it is either complete or not there. Its name ends in the first
@@ -54,7 +54,7 @@ ALIGNMENT = 64
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged, has another format, or belongs to another training."""
+    """A checkpoint is damaged, has another format, or belongs to a different run."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -89,7 +89,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     path = folder / f"step-{step:012d}.{_digest(data)}.safetensors"
     write_atomically(path, data)
     found = checkpoints_in(folder)
-    # Names sort by steps. Checkpoints at or after this step are from before the training went back
+    # Names sort by steps. Checkpoints at or after this step are from before the run went back
     before = [old for old in found if old.name < f"step-{step:012d}"]
     for old in set(found) - {path, *before[max(len(before) - keep + 1, 0) :]}:
         old.unlink(missing_ok=True)
@@ -285,8 +285,8 @@ class _Encoder:
         if isinstance(value, th.Tensor):
             axes = _memory_order(value.stride())
             self.arrays[name] = value.detach().cpu().permute(axes).contiguous().clone()
-            learnt = {"requires_grad": True} if value.requires_grad and value.is_leaf else {}
-            return {TAG: "tensor", "name": name, "axes": axes, **learnt}
+            learned = {"requires_grad": True} if value.requires_grad and value.is_leaf else {}
+            return {TAG: "tensor", "name": name, "axes": axes, **learned}
         kind = "scalar" if isinstance(value, np.generic) else "bytes" if isinstance(value, bytes) else "array"
         array = np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes) else np.asarray(value)
         axes = _memory_order(array.strides)

@@ -15,11 +15,10 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from sb3_qac.common.random_state import random_state, seeded_random_state
 from sb3_qac.common.vec_env import AleVecEnv
-from sb3_qac.common.wrappers import EpisodeReplay, layers
+from sb3_qac.common.wrappers import EpisodeReplay, wrappers_of
 from sb3_qac.resume.state import (
     ObjectState,
     StateError,
-    _state_of,
     equal,
     get_plain_attributes,
     get_state,
@@ -29,6 +28,7 @@ from sb3_qac.resume.state import (
     set_attributes,
     set_state,
     set_values,
+    state_of,
 )
 
 NEW_EPISODES = (
@@ -113,13 +113,13 @@ def environments_in(env: VecEnv) -> Iterator[VecEnv | gym.Env]:
     yield env
     for single in items_by_key(getattr(env, "envs", None)).values():
         if isinstance(single, gym.Env):
-            yield from (*layers(single), single.unwrapped)
+            yield from (*wrappers_of(single), single.unwrapped)
 
 
 @contextlib.contextmanager
 def naming_new_episodes() -> Iterator[None]:
     """
-    Within it, the state of environments is taken or set.
+    Context manager: while active, the state of environments is taken or set.
 
     :raises StateError: in the place of each error about that state, with the way to resume without it
     """
@@ -165,22 +165,22 @@ def check_layer(layer: gym.Wrapper, name: str) -> None:
 
 @get_values.register
 def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
-    for layer in layers(obj.env):
+    for layer in wrappers_of(obj.env):
         check_layer(layer, name)
     # The replay restores everything inside, so nothing else needs to save it
-    seen.update(map(id, (*layers(obj.env), obj.unwrapped)))
+    seen.update(map(id, (*wrappers_of(obj.env), obj.unwrapped)))
     actions = obj.episode_actions
     return {
         "reset_arguments": obj.reset_arguments,
         "random_state": obj.random_state,
         "generator_states": obj.generator_states,
         # A wrapper outside may have drawn from them too
-        "generators": [_state_of(generator, f"{name}.generators", seen) for generator in obj.env_generators()],
+        "generators": [state_of(generator, f"{name}.generators", seen) for generator in obj.env_generators()],
         # One array is written and read faster than thousands
         "actions": np.stack(actions) if len({(action.shape, action.dtype) for action in actions}) == 1 else list(actions),
         "obs": obj.last_obs,
         # Counters that a reset does not clear, such as Monitor's
-        "layers": [get_plain_attributes(layer) for layer in layers(obj.env)],
+        "layers": [get_plain_attributes(layer) for layer in wrappers_of(obj.env)],
     }
 
 
@@ -188,7 +188,7 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
 def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
     if not values["random_state"]:
         return  # It was never reset
-    for layer in layers(obj.env):
+    for layer in wrappers_of(obj.env):
         if isinstance(layer, Monitor):
             # With `allow_early_resets=False` it refuses a reset within an episode, such as the one that has just begun
             layer.needs_reset = True
@@ -212,7 +212,7 @@ def _(obj: EpisodeReplay, values: dict[str, Any], name: str) -> None:
         )
     for generator, state in zip(obj.env_generators(), values["generators"], strict=True):
         set_state(generator, state, f"{name}.generators")
-    for layer, attributes in zip(layers(obj.env), values["layers"], strict=True):
+    for layer, attributes in zip(wrappers_of(obj.env), values["layers"], strict=True):
         # What the replay has restored may be part of something else
         set_attributes(layer, {key: value for key, value in attributes.items() if not equal(value, vars(layer).get(key))})
 
@@ -230,7 +230,7 @@ else:
         emulator = obj.clone_state(include_rng=True).__getstate__()
         return {
             "emulator": emulator,
-            "generator": _state_of(obj._np_random, f"{name}.np_random", seen),
+            "generator": state_of(obj._np_random, f"{name}.np_random", seen),
             "action_space": get_values(obj.action_space, name, seen),
             "observation_space": get_values(obj.observation_space, name, seen),
         }

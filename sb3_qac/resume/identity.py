@@ -1,4 +1,4 @@
-"""The identity of a training: the settings that a resumed training must share with its checkpoint."""
+"""The identity of a run: the settings that a resumed run must share with its checkpoint."""
 
 import contextlib
 import inspect
@@ -23,8 +23,6 @@ SCHEDULES = (FloatSchedule, ConstantSchedule, LinearSchedule)
 SHOWN = frozenset({"render_mode"})
 # Settings of VecNormalize
 NORMALIZATION = ("norm_obs", "norm_reward", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon")
-# What was in effect before an argument existed, by algorithm: checkpoints from then do not have it
-BEFORE: dict[str, dict[str, Any]] = {"QA2C": {"shrinkage": 0.0}, "QPPO": {"shrinkage": 0.0, "sigma_min": 1e-8}}
 
 
 def training_state(model: BaseAlgorithm) -> tuple[str, ...]:
@@ -95,7 +93,7 @@ def settings(values: dict[str, Any]) -> dict[str, Any]:
 def falling_schedules(model: BaseAlgorithm) -> list[str]:
     """
     :param model: Model
-    :return: names of its schedules that depend on how much of the training is left
+    :return: names of its schedules that depend on how much of the run is left
     """
     values = {**vars(model), "learning_rate": model.lr_schedule}
     del values["lr_schedule"]
@@ -125,13 +123,11 @@ def different_settings(here: dict[str, Any], there: dict[str, Any]) -> dict[str,
 
 def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
     """
-    :param model: Model that resumes the training
+    :param model: Model that resumes the run
     :param state: Result of ``model_state``
-    :return: the differences in settings that both have; earlier versions of this package saved fewer settings
+    :return: the differences in settings that both have
     """
     here, there = training_settings(model), state["training"]
-    for kind in type(model).__mro__:
-        there = {**BEFORE.get(kind.__name__, {}), **there}
     # An argument that a callback has changed, in a model that `resume` has restored
     changed = {name: value for name, value in state["algorithm"].items() if name in here and equal(value, here[name])}
     different = list(different_settings(here, {**there, **changed}).values())
@@ -148,20 +144,20 @@ def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
 
 def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
     """
-    :param model: Model that resumes the training
+    :param model: Model that resumes the run
     :param checkpoint: Checkpoint to resume from
-    :raises CheckpointError: if it belongs to another training; the message names the newest checkpoint of this one
+    :raises CheckpointError: if it belongs to a different run; the message names the newest checkpoint of this one
     """
     different = differences(model, checkpoint.state)
     if not different:
         return
-    advice = "There is none of this training in its folder: use another folder."
+    advice = "There is none of this run in its folder: use another folder."
     for path in reversed(checkpoints_in(checkpoint.path.parent)):
         with contextlib.suppress(CheckpointError):
             if not differences(model, load_checkpoint(path).state):
-                advice = f"The newest one of this training there is {path.name}."
+                advice = f"The newest one of this run there is {path.name}."
                 break
-    raise CheckpointError(f"{checkpoint.path} is of another training: {'; '.join(different)}. {advice}")
+    raise CheckpointError(f"{checkpoint.path} is of a different run: {'; '.join(different)}. {advice}")
 
 
 def check_same_number(what: str, here: Sized, there: Sized, advice: str) -> None:

@@ -1,28 +1,170 @@
-"""Log files that a resumed training continues: no row is missing, and none is there twice."""
+"""Log files that a resumed run continues: no row is missing, and none is there twice."""
 
 import contextlib
 import io
 import os
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import gymnasium as gym
-from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import (
+    CSVOutputFormat,
+    HumanOutputFormat,
+    JSONOutputFormat,
+    KVWriter,
+    Logger,
+    TensorBoardOutputFormat,
+)
 from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from sb3_qac.resume.checkpoints import LARGEST_RATIO, CheckpointError
-from sb3_qac.resume.state import items_by_key
+from sb3_qac.resume.identity import check_same_number
+from sb3_qac.resume.state import is_plain, items_by_key
+
+Output = TypeVar("Output", bound=KVWriter)
+# Attributes of the logger: what was recorded and not yet written
+LOGGED = ("name_to_value", "name_to_count", "name_to_excluded")
+
+
+def logs_state(logger: Logger, envs: Sequence[VecEnv], folder: Path) -> dict[str, Any]:
+    """
+    :param logger: Logger of a run
+    :param envs: All environments of the run
+    :param folder: Folder of the checkpoints
+    :return: the content of the log files, and where TensorBoard's are
+    """
+    tensorboard = [Path(output.writer.log_dir) for output in outputs_of(logger, TensorBoardOutputFormat)]
+    for log_dir in tensorboard:
+        sync_files(log_dir)
+    return {
+        "csv_keys": [list(output.keys) for output in outputs_of(logger, CSVOutputFormat)],
+        "tensorboard": [os.path.relpath(log_dir, folder) for log_dir in tensorboard],
+        "logs": [pack_log(read_log(file)) for file in open_logs(logger, envs)],
+    }
+
+
+def contents_of(state: dict[str, Any], logger: Logger, envs: Sequence[VecEnv]) -> list[bytes]:
+    """
+    :param state: Result of ``logs_state``
+    :param logger: Logger of the run that resumes
+    :param envs: All environments of that run
+    :return: the content of each log file
+    :raises CheckpointError: if this run has other files
+    """
+    csv_formats = outputs_of(logger, CSVOutputFormat)
+    check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
+    logs = open_logs(logger, envs)
+    check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
+    return [unpack_log(packed) for packed in state["logs"]]
+
+
+def restore_logs(state: dict[str, Any], contents: list[bytes], logger: Logger, envs: Sequence[VecEnv], folder: Path) -> None:
+    """
+    :param state: Result of ``logs_state``
+    :param contents: Result of ``contents_of``
+    :param logger: Logger of the run that resumes
+    :param envs: All environments of that run
+    :param folder: Folder of the checkpoints
+    """
+    for csv_format, keys in zip(outputs_of(logger, CSVOutputFormat), state["csv_keys"], strict=True):
+        csv_format.keys = keys
+    for output, log_dir in zip(outputs_of(logger, TensorBoardOutputFormat), state["tensorboard"], strict=False):
+        # Without a look at the disk, as it was made: ".." behind a symbolic link leads elsewhere
+        resume_tensorboard(output, Path(os.path.abspath(folder / log_dir)))
+    for file, content in zip(open_logs(logger, envs), contents, strict=True):
+        rewrite_log(file, content)
+
+
+def outputs_of(logger: Logger, kind: type[Output]) -> list[Output]:
+    """
+    :param logger: A logger
+    :param kind: Class of an output
+    :return: the logger's outputs of this class
+    """
+    return [output for output in logger.output_formats if isinstance(output, kind)]
+
+
+def open_logs(logger: Logger, envs: Sequence[VecEnv]) -> list[IO[str]]:
+    """
+    :param logger: Logger of a run
+    :param envs: All environments of the run
+    :return: the files that monitors and the logger append to
+    """
+    files = [writer.file_handler for env in envs for writer in results_writers(env)]
+    for output in logger.output_formats:
+        if isinstance(output, CSVOutputFormat | JSONOutputFormat) or (
+            isinstance(output, HumanOutputFormat) and output.own_file
+        ):
+            files.append(output.file)
+    return files
+
+
+def rows_state(logger: Logger) -> dict[str, dict[str, Any]]:
+    """
+    :param logger: Logger of a run
+    :return: the rows that were recorded and not yet written, by attribute of the logger, as far as they are plain data
+    """
+    return {name: {key: value for key, value in getattr(logger, name).items() if is_plain(value)} for name in LOGGED}
+
+
+def restore_rows(logger: Logger, rows: dict[str, dict[str, Any]]) -> None:
+    """
+    :param logger: Logger of the run that resumes
+    :param rows: Result of ``rows_state``. It has no figures, videos and lists of hyperparameters, but where those that were
+        still to be written were to go.
+    """
+    kept = rows["name_to_value"].keys()
+    lost = rows["name_to_excluded"].keys() - kept
+    for name in LOGGED:
+        recorded, values = getattr(logger, name), rows[name]
+        # This start may have recorded them again
+        again = {key: recorded[key] for key in lost if key in recorded}
+        recorded.clear()
+        recorded.update({key: value for key, value in values.items() if key in kept})
+        recorded.update(again)
+
+
+class LogIntervalCallback(BaseCallback):
+    """
+    Writes the log of a resumed run at the right iterations. ``learn`` counts its iterations from 0 again, so it would write
+    the log at the wrong ones and with the wrong number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Iterations before this start, and until now
+        self.offset = self.iteration = 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.iteration += 1
+        log_interval = self.locals["log_interval"]
+        if self.offset == 0 or log_interval is None:
+            return
+        assert isinstance(self.model, OnPolicyAlgorithm)
+        is_written = (self.iteration - self.offset) % log_interval == 0
+        if self.offset % log_interval == 0 and is_written:
+            change_next_row(self.logger, self.iteration)
+            return
+        if self.iteration % log_interval == 0:
+            self.model.dump_logs(self.iteration)
+        if is_written:
+            change_next_row(self.logger, None)
 
 
 def change_next_row(logger: Logger, iteration: int | None) -> None:
     """
     Change the next row that ``learn`` writes.
 
-    :param logger: Logger of a training
+    :param logger: Logger of a run
     :param iteration: Number of the row; None to leave it out. What was recorded for it before ``learn`` begins to write it
         then stays for the next one.
     """

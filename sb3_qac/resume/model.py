@@ -77,7 +77,7 @@ def check_supported(model: BaseAlgorithm) -> None:
             f"{type(model).__name__} cannot be resumed exactly: only on-policy algorithms can, such as QA2C, A2C and PPO."
         )
     if model.use_sde or hasattr(model, "_last_lstm_states"):
-        raise ValueError("A training with generalized state-dependent exploration or an LSTM cannot be resumed exactly.")
+        raise ValueError("A run with generalized state-dependent exploration or an LSTM cannot be resumed exactly.")
 
 
 def network_of(model: OnPolicyAlgorithm) -> list[Any]:
@@ -216,7 +216,7 @@ def model_state(
     :param seen: Set to which the identities of the environment and of all objects inside it are added
     :param left_out: Dictionary to which attributes of the model are added whose state cannot be taken, with the reason
     :param new_episodes: Whether a resume begins new episodes
-    :return: the identity of the training, and everything that the next update depends on, as plain data
+    :return: the identity of the run, and everything that the next update depends on, as plain data
     """
     seen_in_env: set[int] = set()
     assert model.env is not None
@@ -308,17 +308,17 @@ def _check_same_optimizer(model: BaseAlgorithm, state: dict[str, Any]) -> None:
 
 def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike, new_episodes: bool = False) -> SelfOnPolicyAlgorithm:
     """
-    Restore a training's state in a model, ready to resume it.
+    Restore a run's state in a model, ready to resume it.
 
     With an ``ExactCheckpointCallback`` in the same folder, call ``learn`` with the original arguments to play the rest.
     Without it, ``model.learn(remaining_steps, reset_num_timesteps=False)`` gives the same numbers, but in new log files.
 
     :param model: A model made in the same way as the one that was trained, and its environments too
-    :param path: A checkpoint, or a folder, whose newest good checkpoint is used. A warning is given if the training ended
+    :param path: A checkpoint, or a folder, whose newest good checkpoint is used. A warning is given if the run ended
         after it: inside a rollout, or if newer checkpoints are damaged.
     :param new_episodes: Whether the environments begin new episodes, as with ``ExactCheckpointCallback``
     :return: The model: parameters, optimizer, counters, environments and random generators are those of the checkpoint
-    :raises CheckpointError: if there is no checkpoint, it is damaged, or it belongs to another training
+    :raises CheckpointError: if there is no checkpoint, it is damaged, or it belongs to a different run
     """
     check_supported(model)
     path = Path(path)
@@ -335,7 +335,7 @@ def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike, new_episodes: 
     run = read_json(path / "run.json") if path.is_dir() else {}
     if run.get("finished") and run.get("num_timesteps", 0) > model.num_timesteps:
         warnings.warn(
-            f"The training in {path} ended at step {run['num_timesteps']}, after its newest good checkpoint, which is of step "
+            f"The run in {path} ended at step {run['num_timesteps']}, after its newest good checkpoint, which is of step "
             f"{model.num_timesteps}: the model has that state. `learn` with ExactCheckpointCallback plays the rest.",
             stacklevel=2,
         )

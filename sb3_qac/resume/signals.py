@@ -1,4 +1,4 @@
-"""Signals that are deferred until the training can be stopped."""
+"""Signals that are deferred until the run can be stopped."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ from typing import Any
 
 class DeferredSignals:
     """
-    Defers SIGINT (Ctrl-C) and SIGTERM until a training is between two updates, where it can stop with a checkpoint. A second
-    signal is handled at once, and so is a signal outside the training.
+    Defers SIGINT (Ctrl-C) and SIGTERM until a run is between two updates, where it can stop with a checkpoint. A second
+    signal is handled at once, and so is a signal outside of it.
 
-    :param is_training: Function that says whether the frame that a signal interrupted belongs to the training
+    :param is_training: Function that says whether the frame that a signal interrupted belongs to the run
     :param on_deferred: Function that is called when a signal is deferred, if any
     :param numbers: The signals
     """

@@ -92,7 +92,7 @@ MOST_LEVELS, MOST_BITS = 100, 14_000
 METHODS = (types.MethodType, types.BuiltinMethodType)
 IMMUTABLE = (str, bytes, int, float, tuple, frozenset)
 PLAIN_DICTS = (dict, OrderedDict)
-# Classes of objects whose number does not change during a training
+# Classes of objects whose number does not change during a run
 BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, *GENERATORS)
 # SB3 has one of these for each part of an observation that is a dictionary
 OF_PARTS = (spaces.Space, RunningMeanStd, StackedObservations)
@@ -251,7 +251,7 @@ def _excluded(obj: Any) -> frozenset[str]:
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:
     """
-    Counterpart of ``get_plain_attributes``. What is no state stays as it is, and so do paths.
+    Inverse of ``get_plain_attributes``. What is no state stays as it is, and so do paths.
 
     :param obj: Object that was built in the same way
     :param values: Result of ``get_plain_attributes``
@@ -369,7 +369,7 @@ def get_state(obj: Any, name: str = "object", seen: set[int] | None = None) -> A
     :raises StateError: if a part is neither and no function is registered for its class; the message says where
     """
     try:
-        return _state_of(obj, name, set() if seen is None else seen)
+        return state_of(obj, name, set() if seen is None else seen)
     except RecursionError:
         raise StateError(f"The state of {name} cannot be taken: a list or dictionary in it contains itself.") from None
 
@@ -387,7 +387,14 @@ def set_state(obj: Any, state: Any, name: str = "object") -> None:
     set_values(obj, state.values, name)
 
 
-def _state_of(obj: Any, name: str, seen: set[int]) -> Any:
+def state_of(obj: Any, name: str, seen: set[int]) -> Any:
+    """
+    :param obj: Part of an object whose state is being taken
+    :param name: What to call it in errors
+    :param seen: Identities of objects whose state is already taken; those of this part are added
+    :return: Plain data and ``ObjectState``
+    :raises StateError: see ``get_state``
+    """
     if is_plain(obj):
         return obj
     seen.add(id(obj))
@@ -407,7 +414,7 @@ def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     :raises StateError: if the object keeps its state outside Python attributes
     """
     # The attributes of a container, if any, are not its content
-    if has_hidden_state(obj) or isinstance(obj, list | tuple | set | deque):
+    if has_hidden_state(obj) or isinstance(obj, list | tuple | set | deque | enum.Enum):
         raise _cannot_be_taken(obj, name)
     is_env = isinstance(obj, gym.Env | VecEnv)
     described = {key for key in ENV_ATTRIBUTES if is_env or not is_plain(vars(obj).get(key))}
@@ -416,7 +423,7 @@ def get_values(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
 
 def _cannot_be_taken(obj: Any, name: str) -> StateError:
     return StateError(
-        f"The state of {name} ({kind_of(obj)}) cannot be taken, so this training could not be resumed exactly. "
+        f"The state of {name} ({kind_of(obj)}) cannot be taken, so this run could not be resumed exactly. "
         "Wrap an environment in `sb3_qac.common.wrappers.EpisodeReplay`. Elsewhere use numbers, arrays or random "
         "generators, or register functions for the class with `sb3_qac.resume.state.get_values` and `set_values`."
     )
@@ -477,13 +484,10 @@ def get_attributes(
 def _attribute_state(value: Any, name: str, seen: set[int]) -> Any:
     if is_plain(value):
         return value
-    if isinstance(value, enum.Enum):
-        # Its class is not found by its name, but this attribute has it. Several attributes may share one member
-        return ObjectState(kind_of(value), member_of(value))
     if _is_built_once(value):
-        states = {part: _state_of(item, f"{name}[{part!r}]", seen) for part, item in items_by_key(value).items()}
+        states = {part: state_of(item, f"{name}[{part!r}]", seen) for part, item in items_by_key(value).items()}
         return states if isinstance(value, dict) else list(states.values())
-    state = _state_of(value, name, seen)
+    state = state_of(value, name, seen)
     if isinstance(value, dict):
         # As with other dictionaries, several attributes may have come to refer to it
         seen.discard(id(value))
@@ -573,7 +577,7 @@ def check_objects(here: dict[str, Any], there: dict[str, Any], name: str) -> Non
 @singledispatch
 def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
     """
-    Counterpart of ``get_values``.
+    Inverse of ``get_values``.
 
     :param obj: Object that was built in the same way
     :param values: Result of ``get_values``
@@ -585,7 +589,7 @@ def set_values(obj: Any, values: dict[str, Any], name: str) -> None:
 
 def restore_attributes(obj: Any, values: dict[str, Any], name: str) -> None:
     """
-    Counterpart of ``get_attributes``.
+    Inverse of ``get_attributes``.
 
     :param obj: Object that was built in the same way
     :param values: Result of ``get_attributes``
@@ -598,9 +602,7 @@ def restore_attributes(obj: Any, values: dict[str, Any], name: str) -> None:
         if key in skipped:
             continue
         current, path = vars(obj).get(key), f"{name}.{key}"
-        if isinstance(value, ObjectState) and isinstance(current, enum.Enum) and value.kind == kind_of(current):
-            vars(obj)[key] = find_member(type(current), value.values)
-        elif isinstance(value, ObjectState):
+        if isinstance(value, ObjectState):
             if current is None and value.kind == "numpy.random._generator.Generator":
                 current = vars(obj)[key] = np.random.default_rng()
             set_state(current, value, path)
@@ -647,36 +649,13 @@ def _(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     """A method has the state of its object. That of a list or dictionary would not be the one that is restored elsewhere."""
     if is_plain(obj.__self__):
         raise _cannot_be_taken(obj, name)
-    return {"object": _state_of(obj.__self__, f"{name}.__self__", seen)}
+    return {"object": state_of(obj.__self__, f"{name}.__self__", seen)}
 
 
 @set_values.register(types.MethodType)
 @set_values.register(types.BuiltinMethodType)
 def _(obj: Any, values: dict[str, Any], name: str) -> None:
     set_state(obj.__self__, values["object"], f"{name}.__self__")
-
-
-@get_values.register
-def _(obj: functools.partial, name: str, seen: set[int]) -> dict[str, Any]:
-    """The function and the arguments have the state."""
-    used = dict(enumerate((obj.func, *obj.args, *obj.keywords.values())))
-    return {str(i): _state_of(item, f"{name}[{i}]", seen) for i, item in used.items() if not _is_fixed(item, seen)}
-
-
-@set_values.register
-def _(obj: functools.partial, values: dict[str, Any], name: str) -> None:
-    used = [obj.func, *obj.args, *obj.keywords.values()]
-    for i, state in values.items():
-        if _is_fixed(used[int(i)], set()):
-            raise StateError(f"{name}[{i}] is {used[int(i)]!r}, which has no state: build it as it was.")
-        if isinstance(state, ObjectState):
-            set_state(used[int(i)], state, f"{name}[{i}]")
-        elif not _has_foreign_path(state, None, used, f"{name}[{i}]"):
-            # The same list or array may be an attribute too, which gets this one
-            used[int(i)] = _on_device_of(used[int(i)], state)
-    func, *arguments = used
-    args, keywords = arguments[: len(obj.args)], dict(zip(obj.keywords, arguments[len(obj.args) :], strict=True))
-    obj.__setstate__((func, tuple(args), keywords, vars(obj)))  # type: ignore[attr-defined]
 
 
 @get_values.register(np.random.Generator)

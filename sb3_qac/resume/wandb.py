@@ -4,14 +4,16 @@ import contextlib
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
+from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
 
 from sb3_qac.common.files import read_json
+from sb3_qac.resume.logs import outputs_of, pack_log, read_log, rewrite_log, unpack_log
 
 # Column of the file with the number of a row in W&B
 ROW = "time/row"
@@ -21,11 +23,11 @@ LOGGED: WeakKeyDictionary[Any, dict[Path, int]] = WeakKeyDictionary()
 
 class WandbOutputFormat(KVWriter):
     """
-    Writes rows to a run of Weights & Biases and to a file. From the file, a resumed training logs again the rows that W&B
+    Writes rows to a run of Weights & Biases and to a file. From the file, a resumed run logs again the rows that W&B
     lost.
 
     A row's number is its step in W&B, so that each row appears once: a resumed W&B run gives the step at which it starts, and
-    drops rows below it. The training's own step is ``global_step``, which two rows may share.
+    drops rows below it. The run's own step is ``global_step``, which two rows may share.
 
     :param run: Active run of W&B
     :param path: File for the rows, as JSON lines
@@ -77,12 +79,64 @@ class WandbOutputFormat(KVWriter):
         self.file.close()
 
 
+def log_to_wandb(logger: Logger, folder: Path) -> None:
+    """
+    :param logger: Logger that gets an output for the active run of Weights & Biases, if there is one
+    :param folder: Folder of checkpoints, for the file of its rows
+    """
+    run = active_wandb_run()
+    if run is None or wandb_outputs(logger):
+        return
+    if run.settings.sync_tensorboard and sys.modules["wandb"].patched["tensorboard"]:
+        warnings.warn(
+            "Weights & Biases copies the rows of TensorBoard, which loses some when the process is killed. Leave "
+            "`sync_tensorboard=True` out: with ExactCheckpointCallback all rows are logged anyway.",
+            stacklevel=2,
+        )
+        return
+    logger.output_formats.append(WandbOutputFormat(run, folder / "wandb.jsonl"))
+
+
+def wandb_outputs(logger: Logger) -> list[WandbOutputFormat]:
+    """
+    :param logger: Logger of a run
+    :return: its outputs for Weights & Biases
+    """
+    return outputs_of(logger, WandbOutputFormat)
+
+
+def rows_of_wandb(logger: Logger, earlier: bytes | None) -> bytes | None:
+    """
+    :param logger: Logger of a run
+    :param earlier: Rows of an earlier start
+    :return: the rows that W&B has got, compressed; the earlier ones if this start has no run of W&B
+    """
+    for output in wandb_outputs(logger):
+        return pack_log(read_log(output.file))
+    return earlier
+
+
+def restore_wandb(logger: Logger, rows: bytes | None, are_of_last_start: bool) -> None:
+    """
+    :param logger: Logger of the run that resumes
+    :param rows: Result of ``rows_of_wandb``
+    :param are_of_last_start: Whether the last start logged them, and not one before it
+    """
+    for output in wandb_outputs(logger):
+        if rows is not None:
+            rewrite_log(output.file, unpack_log(rows))
+        output.log_again()
+        if not are_of_last_start:
+            # The run may have rows of a start before that one. Those that follow are not the same rows
+            output.next_row = max(output.next_row, output.first_row)
+
+
 def wandb_run_id(folder: str | os.PathLike) -> str | None:
     """
     For ``wandb.init(id=wandb_run_id("runs/pong"), resume="allow")``, which resumes the run.
 
     :param folder: Folder of checkpoints
-    :return: id of the training's run of Weights & Biases; None if there is none yet
+    :return: id of the W&B run that belongs to it; None if there is none yet
     """
     run = read_json(Path(folder, "run.json")).get("wandb")
     return None if run is None else run["id"]

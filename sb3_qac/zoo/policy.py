@@ -40,7 +40,7 @@ def _policy_for(space: spaces.Space | None, hyperparams: dict[str, Any]) -> tupl
     """:return: name of the policy, and what the observations are"""
     if isinstance(space, spaces.Dict):
         return "MultiInputPolicy", "dictionaries"
-    # Normalised pixels are no images for SB3. With a network of its own, `MlpPolicy` is a policy for images too
+    # Normalized pixels are no images for SB3. With a network of its own, `MlpPolicy` is a policy for images too
     own = hyperparams.get("normalize") or "features_extractor_class" in str(hyperparams.get("policy_kwargs"))
     is_image = space is not None and is_image_space(space) and sorted(space.shape or ())[1] >= SMALLEST_IMAGE
     return ("CnnPolicy", "images") if is_image and not own else ("MlpPolicy", "vectors")
@@ -53,7 +53,7 @@ def _is_default(manager: Any) -> bool:
 
 
 def _observation_space(manager: Any, hyperparams: dict[str, Any]) -> spaces.Space | None:
-    """:return: that of its environments; None if a wrapper of vectorised ones may change it, or they cannot be made"""
+    """:return: that of its environments; None if a wrapper of vectorized ones may change it, or they cannot be made"""
     from rl_zoo3.utils import get_wrapper_class
 
     if hyperparams.get("vec_env_wrapper"):

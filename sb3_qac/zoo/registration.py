@@ -33,14 +33,9 @@ ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinf
 
 
 def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:
-    """
-    :param module: Module of RL Zoo
-    :param holds: Whether the assumption holds
-    :param assumption: What this package assumes of it, for the message
-    :raises RuntimeError: if the assumption does not hold
-    """
-    cure = 'Install a version that was tested, `pip install "rl_zoo3>=2.9.2,<2.10"`, or switch this off: SB3_QAC_ZOO_HOOK=0.'
-    check_package("rl_zoo3", holds, f"{assumption} in {module.__name__}", cure)
+    """See ``check_package``; the module is one of RL Zoo."""
+    remedy = 'Install a version that was tested, `pip install "rl_zoo3>=2.9.2,<2.10"`, or switch this off: SB3_QAC_ZOO_HOOK=0.'
+    check_package("rl_zoo3", holds, f"{assumption} in {module.__name__}", remedy)
 
 
 def _register_algorithms(utils: ModuleType) -> None:
@@ -101,19 +96,19 @@ def _register_presets(exp_manager: ModuleType) -> None:
             call.arguments["config"] = str(presets(algo))
         init(*call.args, **call.kwargs)
 
-    init_with_presets.of_sb3_qac = True  # type: ignore[attr-defined]
+    init_with_presets._patched_by_sb3_qac = True  # type: ignore[attr-defined]
     exp_manager.ExperimentManager.__init__ = init_with_presets
 
 
 def _read_hyperparameters_better(exp_manager: ModuleType) -> None:
     """
-    RL Zoo says so if a file has no entry for an environment, except for an Atari game, where it ends in a ``KeyError``. The
-    policy of the preset ``default`` is made to fit the observations, for our algorithms and those of studies.
+    The policy of the preset ``default`` is made to fit the observations, for our algorithms and those of studies. A file
+    without an entry for an Atari game is named; that part goes when RL Zoo does it (docs/upstream).
     """
     read_hyperparameters = exp_manager.ExperimentManager.read_hyperparameters
 
     @functools.wraps(read_hyperparameters)
-    def read_hyperparameters_or_say_what_is_missing(self: Any) -> Any:
+    def read_hyperparameters_and_fit_policy(self: Any) -> Any:
         try:
             result = read_hyperparameters(self)
             if _is_ours(exp_manager, self.algo) or getattr(self, "fits_every_policy", False):
@@ -122,16 +117,20 @@ def _read_hyperparameters_better(exp_manager: ModuleType) -> None:
         except KeyError as error:
             if error.args != ("atari",):
                 raise
+        name = self.env_name.gym_id
         raise ValueError(
-            f"Hyperparameters not found for {self.algo}-{self.env_name.gym_id} in {self.config}: it has no entry of that name "
-            "and none for all Atari games, `atari`. Give a file that has one: `--conf-file FILE`."
+            f"Hyperparameters not found for {self.algo}-{name} in {self.config}, which has no entry {name} or `atari`. Give a "
+            "file that has one: `--conf-file FILE`."
         )
 
-    exp_manager.ExperimentManager.read_hyperparameters = read_hyperparameters_or_say_what_is_missing
+    exp_manager.ExperimentManager.read_hyperparameters = read_hyperparameters_and_fit_policy
 
 
-def _save_agents_where_they_are_sought(exp_manager: ModuleType) -> None:
-    """SB3 adds the suffix only to names without a point, while RL Zoo's ``enjoy`` looks for "My.Game-v0.zip" too."""
+def _save_agents_where_enjoy_looks(exp_manager: ModuleType) -> None:
+    """
+    SB3 adds the suffix only to names without a dot, while RL Zoo's ``enjoy`` looks for "My.Game-v0.zip" too. This goes when
+    RL Zoo's ``save_trained_model`` adds it (docs/upstream).
+    """
     save_trained_model = exp_manager.ExperimentManager.save_trained_model
 
     @functools.wraps(save_trained_model)
@@ -149,7 +148,7 @@ def _save_agents_where_they_are_sought(exp_manager: ModuleType) -> None:
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
     _check_manager(exp_manager)
     # A mark that outer wrappers keep: those of other plugins are made with `functools.wraps` too
-    if not hasattr(exp_manager.ExperimentManager.__init__, "of_sb3_qac"):
+    if not hasattr(exp_manager.ExperimentManager.__init__, "_patched_by_sb3_qac"):
         # Names that `policy_kwargs` may use, since RL Zoo evaluates it in this module
         vars(exp_manager).update(LeanNatureCNN=LeanNatureCNN, MinAtarCNN=MinAtarCNN, SharedMlp=SharedMlp)
         register_minatar_envs()
@@ -157,7 +156,7 @@ def _register_in_exp_manager(exp_manager: ModuleType) -> None:
         # with it the class
         _register_presets(exp_manager)
         _read_hyperparameters_better(exp_manager)
-        _save_agents_where_they_are_sought(exp_manager)
+        _save_agents_where_enjoy_looks(exp_manager)
         resume_exactly(exp_manager)
     resume_wandb(exp_manager)
 

@@ -22,7 +22,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.resume import ExactCheckpointCallback
-from sb3_qac.resume.callback import lock_of
+from sb3_qac.resume.folder import lock_of
 from sb3_qac.resume.wandb import active_wandb_run, wandb_run_id
 
 
@@ -68,8 +68,8 @@ def has_agent(run: Path, env_name: str, steps: int | None = None) -> bool:
     """
     :param run: Folder of a run
     :param env_name: Name of the environment, as RL Zoo writes it
-    :param steps: Steps after which the training has ended; None if they are not known
-    :return: Whether RL Zoo has saved the trained agent, which it does after the training has ended; a kill may come before,
+    :param steps: Steps after which the run has ended; None if they are not known
+    :return: Whether RL Zoo has saved the trained agent, which it does after the run has ended; a kill may come before,
         and there may be the agent of an earlier Ctrl-C
     """
     try:
@@ -240,7 +240,7 @@ def _leave(run: Path, env_name: str) -> None:
     if wandb_run is not None and wandb_run.id == wandb_run_id(run / "checkpoints"):
         raise ValueError(
             f"{reason} But `--track` has resumed its run of Weights & Biases already. Restore those hyperparameters to resume "
-            "the training. For a new run, give another `--log-folder`, or move that folder away."
+            "that run. For a new run, give another `--log-folder`, or move that folder away."
         )
     print(f"{reason} It is not resumed.")
 
@@ -251,8 +251,8 @@ _resumed_wandb_run: str | None = None
 
 def _check_wandb_run_of(run: Path | None) -> None:
     """
-    :param run: Folder of the run that is resumed; None for a new training
-    :raises ValueError: if the active run of Weights & Biases is that of another training. Another process may have taken the
+    :param run: Folder of the run that is resumed; None for a new run
+    :raises ValueError: if the active run of Weights & Biases belongs to a different run. Another process may have taken the
         run that was found first, or the hyperparameters no longer have an ``ExactCheckpointCallback``.
     """
     wandb_run = active_wandb_run()
@@ -261,8 +261,8 @@ def _check_wandb_run_of(run: Path | None) -> None:
     if run is None or wandb_run_id(run / "checkpoints") != wandb_run.id:
         _leave_taken()
         raise ValueError(
-            f"`--track` has resumed the run {wandb_run.id} of Weights & Biases, but this training is not the one that it "
-            "belongs to: another process has resumed that one meanwhile, or the hyperparameters no longer have an "
+            f"`--track` has resumed the run {wandb_run.id} of Weights & Biases, but it belongs to another run of "
+            "RL Zoo: another process has resumed that one meanwhile, or the hyperparameters no longer have an "
             "`ExactCheckpointCallback`. Start the command again. To leave an unfinished run, give another `--log-folder`."
         )
 

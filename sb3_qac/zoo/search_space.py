@@ -1,4 +1,10 @@
-"""The search spaces of RL Zoo's ``-optimize``: a sampler for each algorithm, and their converter."""
+"""
+The search spaces of RL Zoo's ``-optimize``: a sampler for each algorithm, and their converter.
+
+RL Zoo calls a sampler with the trial, the number of actions, the number of environments and further arguments of off-policy
+algorithms; ours need the trial only. It returns the arguments of the algorithm. The policy's hyperparameters stay as in the
+preset, so that a sampler works with every policy.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +18,7 @@ def _policy_gradient(trial: "optuna.Trial") -> str | None:
 
 
 def _suggest_rate(trial: "optuna.Trial", name: str, low: float, high: float) -> None:
-    """
-    :param trial: Trial whose values are sampled
-    :param name: Name of an argument that may fall to 0
-    :param low: Smallest value to start from
-    :param high: Largest value to start from
-    """
+    """Sample an argument that may fall to 0, starting between ``low`` and ``high``."""
     trial.suggest_float(name, low, high, log=True)
     trial.suggest_categorical(f"{name}_schedule", ["constant", "linear"])
 
@@ -42,10 +43,7 @@ def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(trial: "optuna.Trial") -> dict[str, Any]:
-    """
-    :param trial: Trial whose values are sampled
-    :return: Arguments of the algorithm
-    """
+    """:return: arguments of the algorithm from the values that were sampled"""
     hyperparams = convert_params(trial.params)
     # Display true values
     for name, value in hyperparams.items():
@@ -54,17 +52,8 @@ def _arguments(trial: "optuna.Trial") -> dict[str, Any]:
     return hyperparams
 
 
-def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
-    """
-    Sampler for QA2C hyperparams. The policy's hyperparameters stay as in the preset, so that it works with every policy.
-    ``baseline`` is not sampled because it cannot change the all-action gradient.
-
-    :param trial: Trial of Optuna
-    :param n_actions: (unused, for continuous actions)
-    :param n_envs: (unused, number of parallel environments of the preset)
-    :param additional_args: (unused, for off-policy algorithms)
-    :return: Arguments of ``QA2C``
-    """
+def sample_qa2c_params(trial: "optuna.Trial", *_: Any, **__: Any) -> dict[str, Any]:
+    """Sampler for QA2C. ``baseline`` is not sampled because it cannot change the all-action gradient."""
     trial.suggest_int("n_steps_pow", 2, 6)
     trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True)
     trial.suggest_float("one_minus_gae_lambda", 0.001, 0.2, log=True)
@@ -81,16 +70,8 @@ def sample_qa2c_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     return _arguments(trial)
 
 
-def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
-    """
-    Sampler for QPPO hyperparams. The policy's hyperparameters stay as in the preset, so that it works with every policy.
-
-    :param trial: Trial of Optuna
-    :param n_actions: (unused, for continuous actions)
-    :param n_envs: (unused, number of parallel environments of the preset)
-    :param additional_args: (unused, for off-policy algorithms)
-    :return: Arguments of ``QPPO``
-    """
+def sample_qppo_params(trial: "optuna.Trial", *_: Any, **__: Any) -> dict[str, Any]:
+    """Sampler for QPPO."""
     trial.suggest_int("n_steps_pow", 4, 8)
     trial.suggest_int("batch_size_pow", 5, 10)
     trial.suggest_int("n_epochs", 1, 12)
@@ -105,23 +86,12 @@ def sample_qppo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, addit
     sampled = _policy_gradient(trial) == "sampled"
     trial.suggest_categorical("beta", [1.0] if sampled else [0.5, 1.0])
     trial.suggest_categorical("shrinkage", [0.1] if sampled else [0.0, 0.03, 0.1, 0.3])
-    trial.suggest_categorical("advantage_scale", ["corrected"] if sampled else ["corrected", "critic"])
 
     return _arguments(trial)
 
 
-def sample_reinforce_params(
-    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
-) -> dict[str, Any]:
-    """
-    Sampler for REINFORCE hyperparams. The policy's hyperparameters stay as in the preset.
-
-    :param trial: Trial of Optuna
-    :param n_actions: (unused, for continuous actions)
-    :param n_envs: (unused, number of parallel environments of the preset)
-    :param additional_args: (unused, for off-policy algorithms)
-    :return: Arguments of ``REINFORCE``
-    """
+def sample_reinforce_params(trial: "optuna.Trial", *_: Any, **__: Any) -> dict[str, Any]:
+    """Sampler for REINFORCE."""
     trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True)
     trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
     trial.suggest_float("ent_coef", 1e-5, 0.1, log=True)

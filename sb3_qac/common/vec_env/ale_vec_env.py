@@ -28,7 +28,7 @@ class AleVecEnv(VecEnv):
     """
     An SB3 ``VecEnv`` of Atari games, which ale-py steps and preprocesses in C++ threads.
 
-    It replaces SB3's ``make_atari_env``: no-ops and FIRE at a reset, frame skip with the maximum of two frames, grey
+    It replaces SB3's ``make_atari_env``: no-ops and FIRE at a reset, frame skip with the maximum of two frames, gray
     84 x 84 images, life loss, clipped rewards, and ``info["episode"]`` with the **raw** score, as from ``Monitor``. The
     parameters have the names of ``AtariWrapper``. The frames are those of gymnasium's ``AtariPreprocessing``, bit for bit;
     docs/ale_vec_env.md tabulates what is different from SB3's wrappers.
@@ -125,7 +125,7 @@ class AleVecEnv(VecEnv):
             reward_clipping=False,
             use_fire_reset=fire_reset,
         )
-        # What a training depends on: it is resumed only with the same
+        # What a run depends on: it is resumed only with the same
         self._arguments = dict(
             env_id=env_id,
             n_envs=n_envs,
@@ -156,7 +156,7 @@ class AleVecEnv(VecEnv):
         self._sent = b""
         # Whether ale-py's environments have left the state that is kept here, as within a step, and after one that Ctrl-C has
         # interrupted
-        self._has_left_state = False
+        self._mid_step = False
         self._state_to_set: dict[str, Any] | None = None
 
         observation_space = spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
@@ -203,9 +203,9 @@ class AleVecEnv(VecEnv):
         Forget what was interrupted, as by Ctrl-C. ale-py cannot do that: a reset may then return the step before it, or crash,
         and whether results are still to come is not known. So there are new environments.
         """
-        if self._has_left_state:
+        if self._mid_step:
             self._envs = self._make_envs()
-            self._has_left_state = False
+            self._mid_step = False
 
     def reset(self) -> VecEnvObs:
         """
@@ -218,7 +218,7 @@ class AleVecEnv(VecEnv):
         given = zip(self._base_seeds.tolist(), self._n_seeds.tolist(), self._seeds, strict=True)
         seeds = [(base_seed, n + 1) if seed is None else (seed, 1) for base_seed, n, seed in given]
         base_seeds, n_seeds = (np.array(column, dtype=np.int64) for column in zip(*seeds, strict=True))
-        self._has_left_state = True
+        self._mid_step = True
         obs, info = self._envs.reset(seed=_ale_seeds(base_seeds, n_seeds))
         lives, first_frames = info["lives"], self._frames_before_episode(info)
         first_steps, returns = np.zeros_like(self._first_steps), np.zeros_like(self._returns)
@@ -226,11 +226,11 @@ class AleVecEnv(VecEnv):
         # The caller may write to what is returned
         screen = obs.copy()
 
-        # No calls in these lines, so that Ctrl-C comes before or after all of them
+        # Plain assignments only: a KeyboardInterrupt cannot split them
         self._base_seeds, self._n_seeds, self._first_steps = base_seeds, n_seeds, first_steps
         self._actions, self._n_steps, self._state_to_set = actions, 0, None
         self._lives, self._must_fire, self._returns, self._first_frames = lives, must_fire, returns, first_frames
-        self._screen, self._has_left_state = screen, False
+        self._screen, self._mid_step = screen, False
 
         self._reset_seeds()
         self._reset_options()
@@ -240,7 +240,7 @@ class AleVecEnv(VecEnv):
         self._check_usable()
         if self._screen is None:
             raise gym.error.ResetNeeded("Call `reset` before the first step.")
-        if self._has_left_state:
+        if self._mid_step:
             # The agent has not seen the step that was interrupted: this one follows the one before it
             self._state_to_set = self.get_state()
         if self._state_to_set is not None:
@@ -253,12 +253,12 @@ class AleVecEnv(VecEnv):
         if actions.min() < 0 or actions.max() >= self.action_space.n:  # type: ignore[attr-defined]
             # ale-py's threads would never answer
             raise ValueError(f"Actions must be between 0 and {self.action_space.n - 1}, but {actions} was given.")  # type: ignore[attr-defined]
-        self._sent, self._has_left_state = actions.astype(np.uint8).tobytes(), True
+        self._sent, self._mid_step = actions.astype(np.uint8).tobytes(), True
         self._envs.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
         self._check_usable()
-        assert self._has_left_state, "`step_wait` comes after `step_async`"
+        assert self._mid_step, "`step_wait` comes after `step_async`"
         obs, raw_rewards, terminated, truncated, info = self._envs.recv()
         sent, n_steps = self._sent, self._n_steps + 1
         game_over = terminated | truncated
@@ -298,12 +298,12 @@ class AleVecEnv(VecEnv):
         # The caller may write to what is returned
         screen = obs.copy()
 
-        # No calls in these lines, so that Ctrl-C comes before or after all of them
+        # Plain assignments only: a KeyboardInterrupt cannot split them
         self._actions += sent
         del self._actions[:n_dropped]
         self._n_steps, self._n_seeds, self._first_steps = n_steps, n_seeds, first_steps
         self._lives, self._must_fire, self._returns, self._first_frames = lives, must_fire, returns, first_frames
-        self._screen, self._has_left_state = screen, False
+        self._screen, self._mid_step = screen, False
 
         for i in ended if self._results_writers else []:
             self._results_writers[i].write_row(infos[i]["episode"])
@@ -366,7 +366,7 @@ class AleVecEnv(VecEnv):
         """
         self._discard_interrupted()
         seeds, actions, first_steps = _ale_seeds(self._base_seeds, self._n_seeds), state["actions"], state["first_steps"]
-        self._has_left_state = True
+        self._mid_step = True
         frames, _ = self._envs.reset(seed=seeds)
         for step in range(len(actions) + 1):
             # An environment whose first step is later is stepped along with the others, and reset at that step
@@ -378,14 +378,14 @@ class AleVecEnv(VecEnv):
         if not np.array_equal(frames, state["frames"]):
             raise ValueError(
                 f"Playing the actions of {self.spec.id} again did not reproduce the saved frames. "
-                "Resume with the versions of ale-py and of this package that the training was started with, or with new "
+                "Resume with the versions of ale-py and of this package that the run was started with, or with new "
                 "episodes (`new_episodes=True` of ExactCheckpointCallback, `--new-episodes` of `study`)."
             )
         self._actions, self._n_steps, self._first_steps = bytearray(actions.tobytes()), len(actions), first_steps.copy()
         self._screen, self._lives, self._first_frames = frames, state["lives"], state["first_frames"]
         # Earlier checkpoints tell lost lives of games without FIRE too
         self._must_fire, self._returns = state["life_lost"] & self._fires, state["returns"].copy()
-        self._state_to_set, self._has_left_state = None, False
+        self._state_to_set, self._mid_step = None, False
 
     def close(self) -> None:
         if self._process_id != os.getpid():
