@@ -15,24 +15,6 @@ from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.common.torch_layers import constant_weights
 
 
-class StopOnReturn(BaseCallback):
-    """
-    Stops a training when its last evaluation reached a return. For ``EvalCallback``'s ``callback_after_eval``.
-
-    :param stop_return: Mean return
-    """
-
-    parent: EvalCallback
-
-    def __init__(self, stop_return: float) -> None:
-        super().__init__()
-        self.stop_return = stop_return
-
-    def _on_step(self) -> bool:
-        # Not `<`, which would stop it at a return that is not a number
-        return not self.parent.last_mean_reward >= self.stop_return
-
-
 class EvaluateFromReturn(BaseCallback):
     """
     Switches an evaluation off until training goes well: whole games of a weak agent cost much time, and say little. From then
