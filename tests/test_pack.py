@@ -99,7 +99,6 @@ def test_a_run_that_is_a_link_is_packed_and_one_that_leads_back_is_not_followed(
     (study / "part" / "back").symlink_to(study)
     assert list(load_everything(study)) == [""]
     assert [record.path for record in load_everything(study)[""]] == ["a2c_seed-0", "a2c_seed-1"]
-    assert "Every run in this folder is in the tables." in markdown(study, load_study(study), goal=None)
 
 
 def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_path):
@@ -109,7 +108,7 @@ def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_p
     text = write_report(packed, goal=20.0, output=tmp_path).read_text()
     assert text == markdown(live, load_study(live), goal=20.0)
     assert "| all-action_seed-2 | failed |" in text
-    assert "## Analysis" in text and "Number of seeds: 2 of a2c and 2 of all-action." in text
+    assert "## Differences" in text and "Number of seeds: 2 of a2c and 2 of all-action." in text
     # A part is found under the path that its folder had, and is not mixed into the study
     assert list(load_study(packed)) == ["CartPole-v1"] and list(load_study(packed / "part")) == ["Acrobot-v1"]
     assert (tmp_path / "curves.png").stat().st_size > 10_000
@@ -254,24 +253,6 @@ def test_a_diagnosis_from_before_the_first_evaluation_is_kept(tmp_path):
         assert main(["pack", str(tmp_path / folder), "--output", str(tmp_path / "packed"), "--add"]) == 0
     (record,) = load_pack(tmp_path / "packed")
     assert record.diagnosis == [{"steps": 1000}] and len(record.means) == 2
-
-
-def test_a_pack_of_a_folder_names_the_runs_that_are_only_packed_there(tmp_path, capsys):
-    study = tmp_path / "study"
-    for seed in (0, 1):
-        write_run(study, "a2c", seed, [[0, 2]], algo="a2c")
-    assert main(["pack", str(study), "--output", str(study)]) == 0
-    shutil.rmtree(study / "a2c_seed-1")
-    # Of another program
-    shutil.copytree(study / "a2c_seed-0", tmp_path / "theirs" / "a2c_seed-0")
-    (tmp_path / "theirs" / "runs.csv").write_text("a,b\n1,2\n")
-    assert main(["pack", str(tmp_path / "theirs"), "--output", str(tmp_path / "mine")]) == 0
-    capsys.readouterr()
-    assert main(["pack", str(study), "--output", str(tmp_path / "other")]) == 0
-    assert f"pack: packed in {study}, and left out, " in (told := capsys.readouterr().err) and told.endswith(": a2c_seed-1.\n")
-    # Here it is not left out
-    assert main(["pack", str(study), "--output", str(study), "--add"]) == 0
-    assert capsys.readouterr().err == "" and len(load_pack(study)) == 2
 
 
 def test_packed_runs_that_the_study_does_not_have_are_not_dropped(live, packed, tmp_path):

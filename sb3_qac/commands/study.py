@@ -1,4 +1,4 @@
-"""``python -m sb3_qac study``: a grid of trainings."""
+"""``python -m sb3_qac study``: a grid of runs."""
 
 import argparse
 import json
@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
     )
     study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm; default: 0 100")
     study.add_argument("--steps", type=int, help="environment steps of each run; default: as in the preset")
-    study.add_argument("--stop-return", type=float, help="stop a training when an evaluation reaches this mean return")
+    study.add_argument("--stop-return", type=float, help="stop a run when an evaluation reaches this mean return")
     study.add_argument(
         "--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000, or a quarter of the run"
     )

@@ -1,4 +1,4 @@
-"""A grid of trainings: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
+"""A grid of runs: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
 
 import contextlib
 import difflib
@@ -176,9 +176,9 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
         except ValueError:
             if run.finished:
                 raise
-            # Left half written by a killed process; the training writes it again
+            # Left half written by a killed process; the run writes it again
             continue
-        # Exact resume compares the arguments of an unfinished training. It does not compare the length, and schedules depend
+        # Exact resume compares the arguments of an unfinished run. It does not compare the length, and schedules depend
         # on that, nor how environments are made, because their settings come from the checkpoint
         names = {*now, *before} if run.finished else {"n_timesteps", *ENVIRONMENT_ENTRIES}
         if run.n_timesteps:

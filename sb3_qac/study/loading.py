@@ -333,7 +333,7 @@ def figures_of(curves: dict[str, pd.Series]) -> dict[str, float]:
     """
     :param curves: Rows of a log
     :return: ``training_return``, the mean of the last 100 episodes of training, and ``entropy``, the mean over the last tenth
-        of the training, in nats
+        of the run, in nats
     """
     figures: dict[str, Any] = {}
     if "rollout/ep_rew_mean" in curves:

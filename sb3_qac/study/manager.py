@@ -84,7 +84,7 @@ class StudyManager(ExperimentManager):
             log_interval=-1,
         )
         self.run = run
-        # RL Zoo looks for statistics of normalisation next to it. Without one that would be in the working directory
+        # RL Zoo looks for statistics of normalization next to it. Without one that would be in the working directory
         self.trained_agent = f"{run.folder}/checkpoints/none"
         self.save_path = run.folder
         self.params_path = f"{run.folder}/{self.env_name}"
@@ -94,7 +94,7 @@ class StudyManager(ExperimentManager):
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         hyperparams, saved = super().read_hyperparameters()
-        # RL Zoo and SB3 add entries to the dictionaries inside, which the run and the file of the training have too
+        # RL Zoo and SB3 add entries to the dictionaries inside, which the run and the run's file have too
         return copy_containers(hyperparams), saved
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:

@@ -452,7 +452,7 @@ def with_new_episodes(envs: dict[str, Groups]) -> Iterator[str]:
 
 
 def _planned(record: Record) -> int:
-    """:return: environment steps of the whole training; 0 if they are not known"""
+    """:return: environment steps of the whole run; 0 if they are not known"""
     of_preset = record.settings.get("resolved_hyperparams", {}).get("n_timesteps") or 0
     return record.settings.get("n_timesteps") or int(float(of_preset))
 

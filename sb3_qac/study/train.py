@@ -39,7 +39,7 @@ def train_run(run: Run, wait: bool = False) -> str | None:
 
     :param run: The run
     :param wait: Whether to wait for another process that trains it, instead of leaving the run to it
-    :return: None, or the error; that of a training is also in the run's ``error.txt``, unless the disk is full
+    :return: None, or the error; that of a run is also in the run's ``error.txt``, unless the disk is full
     """
     try:
         folder = make_folder(Path(run.folder))
@@ -131,7 +131,7 @@ def _train(run: Run) -> None:
 @contextlib.contextmanager
 def wandb_run_of(run: Run) -> Iterator[str | None]:
     """
-    Within it, a run of Weights & Biases is active: the earlier one if there was one, else a new one.
+    Context manager: while active, there is a run of Weights & Biases: the earlier one if there was one, else a new one.
 
     :param run: Run of a study
     :return: its address, if it has one
