@@ -6,17 +6,15 @@ import math
 import shutil
 from unittest.mock import Mock
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_rgb
 from PIL import Image
 from rliable import library, metrics
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_qac.__main__ import main
-from sb3_qac.study.analysis import differences, relative_table, statistics
+from sb3_qac.study.analysis import differences, relative_table, runs_table, statistics
 from sb3_qac.study.loading import load_everything, load_study
 from sb3_qac.study.records import CURVES
 from sb3_qac.study.report import (
@@ -25,8 +23,6 @@ from sb3_qac.study.report import (
     draw_evaluations,
     markdown,
     median_curve,
-    save_figure,
-    table,
     write_report,
 )
 from sb3_qac.study.statistics import (
@@ -314,7 +310,7 @@ def test_large_numbers_are_written_out(tmp_path):
         write_run(tmp_path, "qppo", seed, [[0, 0]])
     assert list(differences(load_study(tmp_path)["Game-v0"], None))[-1] == "| qppo minus a2c | 1,000 | -1,234 | -1,234 |"
     slow = write_run(tmp_path, "a2c", 2, [[1, 1], [18, 18]], steps_per_second=2000 / (140 * 3600))
-    rows = list(table(load_study(slow.parent)["Game-v0"], goal=18))
+    rows = list(runs_table(load_study(slow.parent)["Game-v0"], goal=18))
     assert any("| a2c_seed-2 |" in row and "| 2,000 | 140 |" in row for row in rows)
 
 
@@ -382,7 +378,9 @@ def test_a_run_without_evaluation_does_not_stand_in_the_way_of_the_others(tmp_pa
 
 
 def test_the_table_has_last_best_and_the_way_to_the_goal(study):
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table(load_study(study)["Game-v0"], goal=18)][2:]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in runs_table(load_study(study)["Game-v0"], goal=18)
+    ][2:]
     by_name = {row[0]: row[1:] for row in rows}
     # (10, 12): standard deviation sqrt 2 over sqrt 2 episodes is 1
     assert by_name["a2c_seed-0"] == [
@@ -411,7 +409,7 @@ def test_the_table_has_last_best_and_the_way_to_the_goal(study):
 
 def test_an_evaluation_of_a_single_episode_has_no_standard_error(tmp_path):
     write_run(tmp_path, "a2c", 0, [[3], [5]])
-    (row,) = list(table(load_study(tmp_path)["Game-v0"], goal=None))[2:]
+    (row,) = list(runs_table(load_study(tmp_path)["Game-v0"], goal=None))[2:]
     assert "| 5.00 | 5.00 at 2,000 |" in row
 
 
@@ -1120,20 +1118,3 @@ def test_a_report_says_why_groups_are_not_compared_over_environments(tmp_path):
         write_run(tmp_path / env_id, group, 1, [[1, 1]], env_id=env_id, every=every)
     text = markdown(tmp_path, load_study(tmp_path), None)
     assert "Second-v0: The runs have no evaluation after the same number of steps, so they are not compared. With" in text
-
-
-def test_intervals_have_the_color_of_their_line(tmp_path):
-    """Their colors are light, and there are few colors in an image."""
-    figure, panel = plt.subplots(figsize=(8.5, 3.4))
-    x = np.linspace(0, 1, 50)
-    # Each is on its own at the left end, and crosses all others
-    for i in range(4):
-        middle = i + x * (3 - 2 * i)
-        panel.fill_between(x, middle - 0.5, middle + 0.5, color=f"C{i}", alpha=0.12, linewidth=0)
-        panel.plot(x, middle, color=f"C{i}", linestyle="--")
-    save_figure(figure, tmp_path / "intervals")
-    with Image.open(tmp_path / "intervals.png") as image:
-        colors = np.array([color for _, color in image.convert("RGB").getcolors()])
-    for i in range(4):
-        expected = 255 * (0.88 + 0.12 * np.array(to_rgb(f"C{i}")))
-        assert np.abs(colors - expected).max(axis=1).min() < 4, i

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
         "study",
         help="train a grid of algorithms and seeds, to compare them",
         description="Trains each algorithm with each seed. Run it again after a kill or Ctrl-C: "
-        "it resumes unfinished runs exactly and skips finished ones.",
+        "it resumes unfinished runs exactly and skips finished ones, and those that another process or machine trains.",
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18. What a run took on one core, and keeps on "
         f"the disk: {'; '.join(f'{name} {known.cost}' for name, known in STUDIES.items())}.",
         formatter_class=HelpFormatter,

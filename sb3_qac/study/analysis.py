@@ -1,5 +1,6 @@
 """The tables of a report. A difference is significant if its 95 % interval over seeds excludes 0."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from sb3_qac.study.statistics import (
     difference,
     groups_left_out,
     interquartile_mean,
+    mean_with_error,
     probability_of_improvement,
 )
 
@@ -41,6 +43,33 @@ PUBLISHED = {
         "PPO, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "398.0 +/- 33.3",
     },
 }
+
+
+def runs_table(groups: Groups, goal: float | None) -> Iterator[str]:
+    """
+    :param groups: Records of one environment
+    :param goal: Mean return of an evaluation that counts as solved; None for none
+    :return: lines of a Markdown table, a row for each run
+    """
+    to_goal = "" if goal is None else f" steps to {goal:g} | hours to {goal:g} |"
+    yield f"| run | state | steps | last evaluation | best evaluation |{to_goal} last 100 episodes of training | steps/s |"
+    yield "|---" * (7 if goal is None else 9) + "|"
+    for record in records_of(groups):
+        last = best = "-"
+        if len(record.timesteps):
+            last, best = (mean_with_error(record.returns[i], 2) for i in (-1, record.best))
+            best += f" at {record.timesteps[record.best]:,}"
+        cells = [record.name, record.state, f"{record.status.get('steps', 0):,}", last, best]
+        if goal is not None:
+            reached, hours = record.steps_to(goal), record.hours_to(goal)
+            cells += [
+                "not reached" if reached is None else f"{reached:,}",
+                "-" if hours is None else number_as_text(hours, ".2g"),
+            ]
+        training = record.figures.get("training_return")
+        cells += ["-" if training is None else f"{training:.2f}"]
+        cells += ["-" if math.isnan(record.steps_per_second) else f"{record.steps_per_second:,.0f}"]
+        yield f"| {' | '.join(cells)} |"
 
 
 def statistics(groups: Groups) -> Iterator[str]:

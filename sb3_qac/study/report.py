@@ -1,6 +1,5 @@
 """The report of a study, finished or not: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
 
-import io
 import itertools
 import math
 import os
@@ -19,16 +18,16 @@ from sb3_qac.study.analysis import (
     PUBLISHED,
     counted,
     differences,
-    number_as_text,
     over_environments,
     relative_table,
+    runs_table,
     statistics,
 )
 from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.diagnose import tables as diagnosis_tables
 from sb3_qac.study.loading import load_study
 from sb3_qac.study.records import CURVES, Groups, Record, records_of
-from sb3_qac.study.statistics import RelativeReturns, mean_with_error, pooled, relative_returns
+from sb3_qac.study.statistics import RelativeReturns, pooled, relative_returns
 
 # Line styles differ because two curves may be identical
 STYLES = ("-", "--", ":", "-.")
@@ -61,7 +60,6 @@ PLAYED = (
     "Standard errors are over states."
 )
 FAILED = " In means and comparisons a failed run counts with its last evaluation, and is left out if it has none."
-N_COLORS = 128
 # Settings that change what an evaluation is, or how soon one can reach a return: algorithms that are compared share them
 COMPARED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return")
 # Also those that change the games' implementation and the network's precision: the runs of an algorithm share them
@@ -213,8 +211,7 @@ def draw_relative(relative: RelativeReturns, path: Path) -> None:
     for panel in panels:
         panel.axhline(1, color="grey", linewidth=0.6, linestyle="--")
         panel.grid(alpha=0.3)
-    # Areas that overlap have many colors
-    save_figure(figure, path, n_colors=256)
+    save_figure(figure, path)
 
 
 def median_curve(curves: Sequence[pd.Series], stopped: Sequence[bool]) -> pd.Series:
@@ -234,52 +231,17 @@ def _smooth(curve: pd.Series) -> pd.Series:
     return curve.rolling(max(len(curve) // 40, 1), min_periods=1).mean()
 
 
-def save_figure(figure: Any, path: Path, n_colors: int = N_COLORS) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """
     :param figure: Figure of matplotlib; it is closed
-    :param path: Image to write, without its suffix: a small PNG and an SVG; the same figure gives the same bytes
-    :param n_colors: Number of colors of the PNG, at most 256
+    :param path: Image to write, without its suffix: a PNG and an SVG; the same figure gives the same bytes
     """
     import matplotlib.pyplot as plt
-    from PIL import Image
 
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=85)
-    # This quantization method keeps the colors of thin lines, and k-means those of the intervals
-    image = (
-        Image.open(buffer).convert("RGB").quantize(n_colors, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
-    )
-    image.save(f"{path}.png", optimize=True)
+    figure.savefig(f"{path}.png", dpi=85)
     with plt.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(f"{path}.svg", metadata={"Date": None})
     plt.close(figure)
-
-
-def table(groups: Groups, goal: float | None) -> Iterator[str]:
-    """
-    :param groups: Records of one environment
-    :param goal: Mean return of an evaluation that counts as solved; None for none
-    :return: lines of a Markdown table, a row for each run
-    """
-    to_goal = "" if goal is None else f" steps to {goal:g} | hours to {goal:g} |"
-    yield f"| run | state | steps | last evaluation | best evaluation |{to_goal} last 100 episodes of training | steps/s |"
-    yield "|---" * (7 if goal is None else 9) + "|"
-    for record in records_of(groups):
-        last = best = "-"
-        if len(record.timesteps):
-            last, best = (mean_with_error(record.returns[i], 2) for i in (-1, record.best))
-            best += f" at {record.timesteps[record.best]:,}"
-        cells = [record.name, record.state, f"{record.status.get('steps', 0):,}", last, best]
-        if goal is not None:
-            reached, hours = record.steps_to(goal), record.hours_to(goal)
-            cells += [
-                "not reached" if reached is None else f"{reached:,}",
-                "-" if hours is None else number_as_text(hours, ".2g"),
-            ]
-        training = record.figures.get("training_return")
-        cells += ["-" if training is None else f"{training:.2f}"]
-        cells += ["-" if math.isnan(record.steps_per_second) else f"{record.steps_per_second:,.0f}"]
-        yield f"| {' | '.join(cells)} |"
 
 
 def _actions(records: Sequence[Record]) -> str:
@@ -467,7 +429,7 @@ def _different(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
-    lines = [*table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
+    lines = [*runs_table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
     if env_id in PUBLISHED:
         lines += ["Published figures, measured with other protocols:", "", "| | score |", "|---|---|"]
         lines += [f"| {source} | {score} |" for source, score in PUBLISHED[env_id].items()] + [""]

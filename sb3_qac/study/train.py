@@ -46,7 +46,7 @@ def train_run(run: Run, wait: bool = False) -> str | None:
     except ValueError as error:
         return str(error)
     try:
-        with FileLock(folder / "lock", blocking=wait):
+        with FileLock(folder / "lock", timeout=-1 if wait else 0):
             # Again: a process that had the lock may have begun it with other settings
             check_same_run(run)
             return None if run.finished else _train_or_tell(run)

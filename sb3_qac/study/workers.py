@@ -15,6 +15,8 @@ from sb3_qac.study.train import train_run
 
 # Windows has no signal for a closed terminal
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
+# A process, its run, and where its result comes from
+Active = tuple[SpawnProcess, Run, connection.Connection]
 
 
 def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]:
@@ -30,10 +32,8 @@ def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, st
     context = multiprocessing.get_context("spawn")
     # Its start would unblock the signals below
     resource_tracker.ensure_running()
-    waiting, active = list(runs), dict[int, tuple[SpawnProcess, Run, connection.Connection]]()
-    signals = DeferredSignals(
-        lambda frame: True, lambda: _interrupt([process for process, *_ in active.values()]), STOP_SIGNALS
-    )
+    waiting, active = list(runs), dict[int, Active]()
+    signals = DeferredSignals(lambda frame: True, lambda: _interrupt(active.values()), STOP_SIGNALS)
     signals.catch()
     try:
         while active or (waiting and signals.pending is None):
@@ -58,9 +58,8 @@ def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, st
     finally:
         signals.release()
         # After an error, or a second signal
-        left = [process for process, *_ in active.values()]
-        _interrupt(left)
-        for process in left:
+        _interrupt(active.values())
+        for process, *_ in active.values():
             process.join()
     if signals.pending is not None:
         signal.raise_signal(signals.pending)
@@ -82,8 +81,8 @@ def _blocked_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _interrupt(processes: Iterable[SpawnProcess]) -> None:
-    for process in processes:
+def _interrupt(active: Iterable[Active]) -> None:
+    for process, *_ in active:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
 
