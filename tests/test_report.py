@@ -6,9 +6,11 @@ import math
 import shutil
 from unittest.mock import Mock
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 from PIL import Image
 from rliable import library, metrics
 from stable_baselines3.common.logger import TensorBoardOutputFormat
@@ -23,6 +25,7 @@ from sb3_qac.study.report import (
     draw_evaluations,
     markdown,
     median_curve,
+    save_figure,
     write_report,
 )
 from sb3_qac.study.statistics import (
@@ -1113,3 +1116,20 @@ def test_a_report_says_why_groups_are_not_compared_over_environments(tmp_path):
         write_run(tmp_path / env_id, group, 1, [[1, 1]], env_id=env_id, every=every)
     text = markdown(tmp_path, load_study(tmp_path), None)
     assert "Second-v0: The runs have no evaluation after the same number of steps, so they are not compared. With" in text
+
+
+def test_intervals_have_the_color_of_their_line(tmp_path):
+    """Their colors are light, and there are few colors in an image."""
+    figure, panel = plt.subplots(figsize=(8.5, 3.4))
+    x = np.linspace(0, 1, 50)
+    # Each is on its own at the left end, and crosses all others
+    for i in range(4):
+        middle = i + x * (3 - 2 * i)
+        panel.fill_between(x, middle - 0.5, middle + 0.5, color=f"C{i}", alpha=0.12, linewidth=0)
+        panel.plot(x, middle, color=f"C{i}", linestyle="--")
+    save_figure(figure, tmp_path / "intervals")
+    with Image.open(tmp_path / "intervals.png") as image:
+        colors = np.array([color for _, color in image.convert("RGB").getcolors()])
+    for i in range(4):
+        expected = 255 * (0.88 + 0.12 * np.array(to_rgb(f"C{i}")))
+        assert np.abs(colors - expected).max(axis=1).min() < 4, i
