@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -26,10 +25,9 @@ import pytest
 import rl_zoo3.exp_manager
 import torch as th
 import yaml
+from filelock import FileLock
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
-from joblib._parallel_backends import LokyBackend
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 from rich.console import Console
 from rl_zoo3.exp_manager import EnvironmentName
 from rl_zoo3.utils import ALGOS
@@ -50,9 +48,8 @@ from sb3_qac.common.files import make_folder, read_json, write_atomically
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in, load_checkpoint
-from sb3_qac.study import workers
 from sb3_qac.study.agents import final_agent
-from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback, StopOnReturn
+from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback
 from sb3_qac.study.catalogue import STUDIES, TASKS, field_name
 from sb3_qac.study.grid import make_grid, notes, run_study
 from sb3_qac.study.loading import load_run, load_study, read_config
@@ -407,9 +404,7 @@ def test_a_run_with_other_settings_that_another_process_has_just_begun_is_left_a
     assert content(tmp_path) == before
 
 
-def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path, monkeypatch):
-    # After some that fail at once, joblib would give two trainings to one process, and none to the other
-    monkeypatch.setattr(LokyBackend, "compute_batch_size", lambda self: pytest.fail("several runs together"))
+def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path):
     grids = [make_grid("cartpole", ["task1"], [0, 1], tmp_path / str(jobs), **SMALL) for jobs in (1, 2)]
     for jobs, runs in enumerate(grids, 1):
         assert run_study(runs, jobs) == {}
@@ -418,9 +413,22 @@ def test_several_runs_at_once_give_what_one_at_a_time_gives(tmp_path, monkeypatc
         np.testing.assert_array_equal(*results)
 
 
-def processes_of_joblib():
-    """:return: the processes that joblib has started for this one"""
-    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "popen_loky"], capture_output=True, text=True)
+def test_a_run_that_another_process_trains_is_skipped_and_named(tmp_path, capsys):
+    """So several processes, or machines with one folder, can share a study."""
+    runs = make_grid("cartpole", ["task1"], [0, 1], tmp_path, **SMALL)
+    with FileLock(make_folder(Path(runs[0].folder)) / "lock"):
+        assert run_study(runs) == {}
+        skipped = f"{runs[0].folder} is skipped: another process trains it"
+        assert not runs[0].finished and runs[1].finished and skipped in capsys.readouterr().err
+        assert run_study(runs, as_json=True) == {}
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
+        assert json.loads(line) == {"run": runs[0].folder, "skipped": "another process trains it"}
+    assert run_study(runs) == {} and runs[0].finished
+
+
+def processes():
+    """:return: the processes that have been started for runs"""
+    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "spawn_main"], capture_output=True, text=True)
     return [int(child) for child in children.stdout.split()]
 
 
@@ -430,21 +438,17 @@ def processes_of_joblib():
     [
         (signal.SIGINT, False, True),
         (signal.SIGTERM, True, True),
-        # In the default tests without processes, below
         pytest.param(signal.SIGHUP, False, False, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(
-    tmp_path, ctrl_c, monkeypatch, number, to_all, handler_raises
-):
+def test_a_signal_stops_all_runs_at_once_each_with_a_checkpoint(tmp_path, ctrl_c, number, to_all, handler_raises):
     runs = make_grid("cartpole", ["task1"], [0, 1, 2], tmp_path, n_timesteps=10**7, eval_freq=10**7, wandb="disabled")
     checkpoints = [Path(run.folder, "checkpoints") for run in runs]
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left_behind = []
 
     def handle(number, frame):
         # The default handlers end the process here
-        left_behind.extend(tmp_path.glob("*/stop"))
+        left_behind.extend(processes())
         if handler_raises:
             raise KeyboardInterrupt
 
@@ -452,7 +456,7 @@ def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(
         # Not at the first checkpoint, which is written before the first step: nothing needs to be saved until then
         while not all(read_json(Path(run.folder, "status.json")).get("steps", 0) > 0 for run in runs[:2]):
             time.sleep(0.1)
-        for process in [*(processes_of_joblib() if to_all else []), os.getpid()]:
+        for process in [*(processes() if to_all else []), os.getpid()]:
             os.kill(process, number)
 
     handler = signal.signal(number, handle)
@@ -466,86 +470,44 @@ def test_a_signal_stops_all_trainings_at_once_each_with_a_checkpoint(
         last = int(checkpoints_in(folder)[-1].name.split(".")[0].removeprefix("step-"))
         # `status.json` is written every two seconds at most, so it may be older
         assert last > 0 and last >= read_json(Path(run.folder, "status.json"))["steps"]
-    # No training was begun afterwards, and no process or file is left
+    # No run was begun afterwards, and no process is left
     assert not Path(runs[2].folder, "run.json").exists()
-    assert processes_of_joblib() == left_behind == []
+    assert processes() == left_behind == []
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("handler_raises", [True, False])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_every_signal_that_ends_a_process_stops_the_trainings_first(number, handler_raises, tmp_path, monkeypatch):
-    """Whatever its handler does; here with a list for joblib's processes."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    done = []
+def test_a_signal_while_processes_start_is_not_lost(tmp_path):
+    """They block it until they can handle it."""
+    runs = make_grid("cartpole", ["task1"], [0, 1], tmp_path, n_timesteps=10**7, eval_freq=10**7, wandb="disabled")
 
-    def results(trainings):
-        yield None
-        signal.raise_signal(number)
-        done.extend(path.name for path in tmp_path.glob("*/*"))
-        yield None
+    def stop():
+        while len(processes()) < 2:
+            time.sleep(0.01)
+        for process in [*processes(), os.getpid()]:
+            os.kill(process, signal.SIGINT)
 
-    def handle(number, frame):
-        # The default handlers end the process here
-        done.append("handled" if list(tmp_path.iterdir()) == [] else "left behind")
-        if handler_raises:
-            raise KeyboardInterrupt
-
-    shutdown = types.SimpleNamespace(shutdown=lambda kill_workers: done.append("shut down"))
-    monkeypatch.setattr(workers, "Parallel", lambda **settings: results)
-    monkeypatch.setattr(workers, "get_reusable_executor", lambda reuse: shutdown)
-    handler = signal.signal(number, handle)
-    try:
-        trained = workers.train_in_processes(["first", "second"], 2)
-        assert next(trained) == ("first", None)
-        with pytest.raises(KeyboardInterrupt):
-            next(trained)
-        assert signal.getsignal(number) is handle
-    finally:
-        signal.signal(number, handler)
-    assert done == [workers.STOP, "shut down", "handled"]
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_a_process_that_ends_because_it_was_still_starting_does_not_hide_the_signal(monkeypatch):
-    def ctrl_c_in_a_terminal(tasks):
-        signal.raise_signal(signal.SIGINT)
-        raise TerminatedWorkerError
-        yield
-
-    monkeypatch.setattr(workers, "Parallel", lambda **settings: ctrl_c_in_a_terminal)
+    threading.Thread(target=stop, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        list(workers.train_in_processes([], 2))
+        run_study(runs, jobs=2)
+    assert not any(Path(run.folder, "run.json").exists() for run in runs) and processes() == []
 
 
-@pytest.mark.usefixtures("ctrl_c")
-def test_a_killed_process_is_named_without_a_traceback(tmp_path, monkeypatch):
-    def killed(tasks):
-        raise TerminatedWorkerError
-        yield
+def test_a_run_whose_process_is_killed_is_named_and_the_others_go_on(tmp_path):
+    long, short = (
+        make_grid("cartpole", ["task1"], [seed], tmp_path, **{**SMALL, "n_timesteps": steps})
+        for seed, steps in enumerate((10**7, 2000))
+    )
 
-    monkeypatch.setattr(workers, "Parallel", lambda **settings: killed)
-    with pytest.raises(SystemExit, match=r"study: A process of `--jobs` was killed.*Run the same command again"):
-        main(["study", "cartpole", "--algos", "all-action", "--jobs", "2", "--wandb", "disabled", "--output", str(tmp_path)])
+    def kill():
+        while not Path(long[0].folder, "status.json").exists() or not short[0].finished:
+            time.sleep(0.1)
+        for process in processes():
+            os.kill(process, signal.SIGKILL)
 
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_a_signal_between_two_trainings_does_not_end_their_process(tmp_path, monkeypatch):
-    def train(run):
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(workers, "train_run", train)
-    assert workers._train_unless_stopped(None, str(tmp_path)) is None
-    # Too late for the training that it was meant for
-    signal.raise_signal(signal.SIGINT)
-    assert list(tmp_path.iterdir()) == []
-
-    def unlink(path, missing_ok):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(workers, "train_run", lambda run: None)
-    monkeypatch.setattr(Path, "unlink", unlink)
-    assert workers._train_unless_stopped(None, str(tmp_path)) is None
+    threading.Thread(target=kill, daemon=True).start()
+    failed = run_study([*long, *short], jobs=2)
+    assert list(failed) == [long[0].folder] and "was killed (exit code -9)" in failed[long[0].folder]
+    assert short[0].finished
 
 
 def test_a_failed_run_is_reported_and_does_not_stop_the_others(tmp_path):
@@ -734,13 +696,6 @@ def test_a_study_in_an_exception_handler_finishes(tmp_path):
     except KeyError:
         assert run_study(runs) == {}
     assert runs[0].finished
-
-
-@pytest.mark.parametrize(("last", "goes_on"), [(17.9, True), (18.0, False), (float("nan"), True)])
-def test_only_a_return_that_is_reached_stops_a_training(last, goes_on):
-    stop = StopOnReturn(18.0)
-    stop.parent = types.SimpleNamespace(last_mean_reward=last)
-    assert stop._on_step() is goes_on
 
 
 def test_a_run_stops_at_its_return(tmp_path):
@@ -976,7 +931,10 @@ def test_evaluations_have_the_environment_arguments_of_the_hyperparameters(tmp_p
         ),
         ("CartPole-v1: {n_timesteps: 0, policy: MlpPolicy}", "`n_timesteps` .*at least 1, but 0 was given"),
         ("CartPole-v1: {n_timesteps: 1, policy: MlpPolicy, n_envs: 0}", "`n_envs` .*at least 1, but 0 was given"),
-        ("CartPole-v1: {n_timesteps: 1e3}", "has the entry 'n_timesteps' .*is the text '1e3'. YAML needs a point: 1.0e-3"),
+        (
+            "CartPole-v1: {n_timesteps: 1e3}",
+            "has the entry 'n_timesteps' .*is the text '1e3'. YAML floats need a decimal point: 1.0e-3",
+        ),
         ("CartPole-v1: {learning_rate: 1e-3}", "has the entry 'learning_rate' .*is the text '1e-3'"),
         ("CartPole-v1: {seed: 3}", "has the entry 'seed' for CartPole-v1, which is neither an argument"),
         ("CartPole-v1: {n_timesteps: 1, ent_ceof: 1}", r"the entry 'ent_ceof' for CartPole-v1.*argument of QA2C \(.*ent_coef"),

@@ -102,7 +102,6 @@ def test_a_run_that_is_a_link_is_packed_and_one_that_leads_back_is_not_followed(
     (study / "part" / "back").symlink_to(study)
     assert list(load_everything(study)) == [""]
     assert [record.path for record in load_everything(study)[""]] == ["a2c_seed-0", "a2c_seed-1"]
-    assert "Every run in this folder is in the tables." in markdown(study, load_study(study), goal=None)
 
 
 def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_path):
@@ -112,7 +111,7 @@ def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_p
     text = write_report(packed, goal=20.0, output=tmp_path).read_text()
     assert text == markdown(live, load_study(live), goal=20.0)
     assert "| all-action_seed-2 | failed |" in text
-    assert "## Analysis" in text and "Number of seeds: 2 of a2c and 2 of all-action." in text
+    assert "## Differences" in text and "Number of seeds: 2 of a2c and 2 of all-action." in text
     # A part is found under the path that its folder had, and is not mixed into the study
     assert list(load_study(packed)) == ["CartPole-v1"] and list(load_study(packed / "part")) == ["Acrobot-v1"]
     assert (tmp_path / "curves.png").stat().st_size > 10_000

@@ -14,9 +14,9 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def add_training_options(command: argparse.ArgumentParser) -> None:
-    """:param command: Parser of a command that trains, to which the options of all trainings are added"""
-    command.add_argument("--jobs", type=int, default=1, help="number of trainings at once")
-    command.add_argument("--threads", type=int, default=1, help="PyTorch threads of each training")
+    """:param command: Parser of a command that trains, to which the options of all runs are added"""
+    command.add_argument("--jobs", type=int, default=1, help="number of runs at once")
+    command.add_argument("--threads", type=int, default=1, help="PyTorch threads of each run")
     command.add_argument("--device", default="auto", help="PyTorch device")
     command.add_argument(
         "--gym-packages",

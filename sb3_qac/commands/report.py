@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         default=(),
         metavar="PLOT",
-        help="plots to leave out: evaluations, curves or relative; the report has the command that draws them instead",
+        help="plots to leave out: evaluations, curves or relative",
     )
     report.add_argument("--output", type=Path, help="folder for the report; default: the folder of the study")
     report.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""``python -m sb3_qac study``: a grid of trainings."""
+"""``python -m sb3_qac study``: a grid of runs."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
         "study",
         help="train a grid of algorithms and seeds, to compare them",
         description="Trains each algorithm with each seed. Run it again after a kill or Ctrl-C: "
-        "it resumes unfinished runs exactly and skips finished ones.",
+        "it resumes unfinished runs exactly and skips finished ones, and those that another process or machine trains.",
         epilog="Example: python -m sb3_qac study pong --jobs 2 --stop-return 18. What a run took on one core, and keeps on "
         f"the disk: {'; '.join(f'{name} {known.cost}' for name, known in STUDIES.items())}.",
         formatter_class=HelpFormatter,
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
     )
     study.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="seeds of each algorithm; default: 0 100")
     study.add_argument("--steps", type=int, help="environment steps of each run; default: as in the preset")
-    study.add_argument("--stop-return", type=float, help="stop a training when an evaluation reaches this mean return")
+    study.add_argument("--stop-return", type=float, help="stop a run when an evaluation reaches this mean return")
     study.add_argument(
         "--eval-freq", type=int, help="environment steps between two evaluations; default: 300,000, or a quarter of the run"
     )

@@ -46,7 +46,7 @@ def final_agent(run: Run, folder: Path) -> Path:
     :param run: Settings of a run
     :param folder: Its folder
     :return: the file of its final agent
-    :raises ValueError: if the run is not finished, or its agent, settings or statistics of normalisation are gone
+    :raises ValueError: if the run is not finished, or its agent, settings or statistics of normalization are gone
         or damaged
     """
     agent = folder / f"{name_of_env(run.env_id)}.zip"
@@ -105,7 +105,7 @@ def player_env(
         check_same_environments(run, folder)
         hyperparams, _ = manager.read_hyperparameters()
         _, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_hyperparams(hyperparams)
-        # For the statistics of normalised observations, which are stored next to the agent
+        # For the statistics of normalized observations, which are stored next to the agent
         manager.trained_agent = str(agent)
         if render_mode is not None:
             manager.eval_env_kwargs = {**manager.eval_env_kwargs, "render_mode": render_mode}
@@ -199,7 +199,7 @@ def export_agent(folder: Path, output: Path) -> Path:
         # Not the first layer: it is divided by 255 before it is rounded
         for parameter in [*extractor.cnn[2:].parameters(), *extractor.linear.parameters()]:
             parameter.data = parameter.data.to(th.bfloat16)
-    # As RL Zoo numbers trainings. `enjoy` plays the last one, so it must be whole
+    # As RL Zoo numbers runs. `enjoy` plays the last one, so it must be whole
     number = get_latest_run_id(glob.escape(str(output / run.algo)), name) + 1
     kept = output / run.algo / f"{name}_{number}"
     with tempfile.TemporaryDirectory(prefix=".export-", dir=make_folder(kept.parent)) as scratch:

@@ -15,24 +15,6 @@ from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.common.torch_layers import constant_weights
 
 
-class StopOnReturn(BaseCallback):
-    """
-    Stops a training when its last evaluation reached a return. For ``EvalCallback``'s ``callback_after_eval``.
-
-    :param stop_return: Mean return
-    """
-
-    parent: EvalCallback
-
-    def __init__(self, stop_return: float) -> None:
-        super().__init__()
-        self.stop_return = stop_return
-
-    def _on_step(self) -> bool:
-        # Not `<`, which would stop it at a return that is not a number
-        return not self.parent.last_mean_reward >= self.stop_return
-
-
 class EvaluateFromReturn(BaseCallback):
     """
     Switches an evaluation off until training goes well: whole games of a weak agent cost much time, and say little. From then
@@ -67,7 +49,7 @@ class EvaluateFromReturn(BaseCallback):
 
 class StatusCallback(BaseCallback):
     """
-    Keeps the status of a training in a file.
+    Keeps the status of a run in a file.
 
     :param path: JSON file
     :param evaluation: Evaluation whose last result is written to it
@@ -88,7 +70,7 @@ class StatusCallback(BaseCallback):
         self.start = self.written = self.last_step = time.monotonic()
         # The callback of the checkpoints has started before
         self.new_episodes_at = self.checkpoint_file().get("new_episodes_at", [])
-        # The caller may be handling an exception, which is not one of this training
+        # The caller may be handling an exception, which is not one of this run
         self.exception, self.ended = id(sys.exc_info()[1]), False
         self.n_evaluations = len(self.evaluation.evaluations_timesteps)
         self.write(finished=False)
@@ -117,19 +99,19 @@ class StatusCallback(BaseCallback):
         return read_json(self.path.parent / "checkpoints" / "run.json")
 
     def update(self) -> None:
-        """Write how far the training has come, if it has begun. Called when it has ended, in whatever way."""
+        """Write how far the run has come, if it has begun. Called when it has ended, in whatever way."""
         # Unlike the attributes above, a resume does not restore this one before the training starts
         if self.locals:
-            # It must not hide why the training has ended
+            # It must not hide why the run has ended
             with contextlib.suppress(OSError):
                 self.write(finished=False)
 
     def finish(self) -> None:
-        """Write that the training has finished. Called once its model is saved."""
+        """Write that the run has finished. Called once its model is saved."""
         self.write(finished=True)
 
     def write(self, finished: bool) -> None:
-        """:param finished: Whether the training has ended"""
+        """:param finished: Whether the run has ended"""
         self.written = time.monotonic()
         seconds = self.written - self.start
         status = {

@@ -1,4 +1,4 @@
-"""A grid of trainings: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
+"""A grid of runs: each algorithm with each seed, on this machine or on a Ray cluster. It can be stopped and resumed."""
 
 import contextlib
 import difflib
@@ -20,6 +20,7 @@ import yaml
 from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checks import check_number, check_seed
+from sb3_qac.common.files import to_json
 from sb3_qac.common.minatar import MINATAR_GAMES, check_minatar
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import FIELD_NAMES, STUDIES, TASKS, field_name, study_of
@@ -27,7 +28,7 @@ from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_co
 from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
 from sb3_qac.study.progress import progress, progress_line, status_of, summary
 from sb3_qac.study.run import Run, check_same_run, name_of_env
-from sb3_qac.study.train import first_line, train_run
+from sb3_qac.study.train import ELSEWHERE, first_line, train_run
 from sb3_qac.study.workers import train_in_processes
 from sb3_qac.zoo import register
 
@@ -108,10 +109,10 @@ def _check_env(env_id: str) -> None:
         gym.spec(env_id)
     except gym.error.Error as error:
         module, _, name = env_id.rpartition(":")
-        cure = f"Give {name} and `--gym-packages {module}`: it" if module else "`--gym-packages`"
+        option = f"Give {name} and `--gym-packages {module}`: it" if module else "`--gym-packages`"
         raise ValueError(
             f"{error}{'' if str(error).endswith(('.', '?')) else '.'} Short names are {', '.join(STUDIES)}. "
-            f"{cure} imports the module that registers an environment of your own."
+            f"{option} imports the module that registers an environment of your own."
         ) from None
 
 
@@ -180,9 +181,9 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
         except ValueError:
             if run.finished:
                 raise
-            # Left half written by a killed process; the training writes it again
+            # Left half written by a killed process; the run writes it again
             continue
-        # Exact resume compares the arguments of an unfinished training. It does not compare the length, and schedules depend
+        # Exact resume compares the arguments of an unfinished run. It does not compare the length, and schedules depend
         # on that, nor how environments are made, because their settings come from the checkpoint
         names = {*now, *before} if run.finished else {"n_timesteps", *ENVIRONMENT_ENTRIES}
         if run.n_timesteps:
@@ -206,7 +207,7 @@ def check_entry(finding: str, name: str, value: Any, algo: str, zoo_entries: set
     :raises ValueError: if the algorithm has no such argument, and RL Zoo no such entry, or its value is a number as text
     """
     if isinstance(value, str) and _is_number(value):
-        raise ValueError(f"{finding}, whose value is the text {value!r}. YAML needs a point: 1.0e-3, or 0.001.")
+        raise ValueError(f"{finding}, whose value is the text {value!r}. YAML floats need a decimal point: 1.0e-3, or 0.001.")
     arguments = [argument for argument in inspect.signature(ALGOS[algo]).parameters if argument not in OF_THE_STUDY]
     if name not in arguments and name not in zoo_entries:
         raise ValueError(
@@ -336,7 +337,8 @@ def reason_of_failure(folder: str, error: str) -> str:
 
 def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None, as_json: bool = False) -> dict[str, str]:
     """
-    Train all runs that are not finished, and show their progress. After Ctrl-C the same call resumes them.
+    Train all runs that are not finished, and show their progress. After Ctrl-C the same call resumes them. Runs that another
+    process trains are skipped, so that several processes and machines can share the folder of a study.
 
     :param runs: Runs of the study
     :param jobs: Number of runs at once on this machine, each in its own process
@@ -345,7 +347,7 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
     :param as_json: Whether lines about the progress, which there are outside terminals, are JSON objects
     :return: what went wrong, by the folder of the run
     :raises ValueError: if a folder contains a run with other settings or hyperparameters, or a file with hyperparameters
-        cannot be used, or a process of several was killed
+        cannot be used
     :raises KeyboardInterrupt: after Ctrl-C, when a checkpoint has been written
     """
     if not runs:
@@ -359,6 +361,10 @@ def run_study(runs: Sequence[Run], jobs: int = 1, ray_address: str | None = None
     failed: dict[str, str] = {}
     with progress(runs, failed, as_json) as console:
         for run, error in run_on_ray(pending, ray_address) if ray_address else run_here(pending, jobs):
+            if error == ELSEWHERE:
+                skipped = to_json({"run": run.folder, "skipped": error}, indent=None)
+                console.out(skipped if as_json else f"{run.folder} is skipped: {error}", highlight=False)
+                continue
             if error is not None:
                 failed[run.folder] = error
             elif not run.finished:
@@ -400,7 +406,8 @@ def run_on_ray(runs: Sequence[Run], address: str) -> Iterator[tuple[Run, str | N
         n_gpus = 1 if run.device.startswith("cuda") else 0
         train = ray.remote(num_cpus=run.n_threads, num_gpus=n_gpus, max_retries=RAY_RETRIES)(train_run)
         # A worker has another working directory
-        tasks[train.remote(replace(run, folder=os.path.abspath(run.folder)))] = run
+        # A retry waits until the lost process is gone
+        tasks[train.remote(replace(run, folder=os.path.abspath(run.folder)), wait=True)] = run
     try:
         while tasks:
             (task,), _ = ray.wait(list(tasks))

@@ -5,7 +5,6 @@ import difflib
 import io
 import math
 import zipfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sb3_qac.common.files import read_json, write_atomically
 from sb3_qac.study.catalogue import field_name
-from sb3_qac.study.pack import check_different_runs, find_pack, load_pack, load_packed_parts, packed_runs
+from sb3_qac.study.pack import (
+    RUNS_FILE,
+    SETTINGS_FILE,
+    check_different_runs,
+    find_pack,
+    load_pack,
+    load_packed_parts,
+)
 from sb3_qac.study.records import CURVES, Groups, Record
 from sb3_qac.study.run import name_of_env
 
@@ -98,25 +104,39 @@ def load_study(folder: Path) -> dict[str, Groups]:
     :param folder: Folder of a study, either packed or with the folders of its runs. A part of a packed study keeps the path of
         its original folder, such as "results/ladder/lin_7e-4".
     :return: records of all runs that were started, by environment and group, in the order of their seeds
-    :raises ValueError: if there are none, or a run is there twice
+    :raises ValueError: if there are none, a run is there twice, or some runs are packed and others are not
     """
     _check_no_run(folder)
-    records = [replace(load_run(path), path=key) for key, path in runs_of(folder).items()]
-    pack = find_pack(folder)
+    runs, pack = runs_of(folder), find_pack(folder)
+    _check_one_form(folder, runs.values())
+    records = [replace(load_run(path), path=key) for key, path in runs.items()]
     if not records and pack is not None:
         records = load_pack(*pack)
     if not records:
-        inside = other_studies(folder)
+        inside = sorted({part_of(folder, run, read_json(run / "run.json")["env_id"]) for run in _all_runs(folder)})
+        if pack is not None and folder == pack[0]:
+            inside = list(load_packed_parts(folder))
         raise ValueError(
             f"There is no run of a study in {folder}. "
             + (
                 f"Name one of the studies inside it: {', '.join(str(folder / part) for part in inside)}."
                 if inside
-                else plots_of_rl_zoo(folder) or f"`python -m sb3_qac study ... --output {folder}` makes some."
+                else plots_of_rl_zoo(folder) or f"`python -m sb3_qac study ... --output {folder}` creates one."
             )
         )
     check_different_runs(records)
     return by_environment(records)
+
+
+def _check_one_form(folder: Path, runs: Iterable[Path]) -> None:
+    names = [run.name for run in runs]
+    # Other programs may have tables of the name that the packed runs have
+    if names and all((folder / name).is_file() for name in (RUNS_FILE, SETTINGS_FILE)):
+        raise ValueError(
+            f"{folder} has a packed study ({RUNS_FILE}) and also folders of runs ({', '.join(names[:3])}"
+            f"{', ...' if len(names) > 3 else ''}), so a run could count twice. Move the folders, or the packed files, into a "
+            "folder of their own."
+        )
 
 
 def plots_of_rl_zoo(folder: Path) -> str:
@@ -189,29 +209,6 @@ def runs_of(folder: Path) -> dict[str, Path]:
     return runs
 
 
-def other_studies(folder: Path) -> dict[str, int]:
-    """
-    :param folder: Folder of a study, packed or not
-    :return: how many runs each other study in it has, by its path in the folder; ``load_study`` leaves them out
-    """
-    pack = find_pack(folder)
-    if runs_of(folder) or pack is None:
-        parts = [part_of(folder, run, read_json(run / "run.json")["env_id"]) for run in _all_runs(folder)]
-    else:
-        inside = f"{pack[1]}/".lstrip("/")
-        parts = [part.removeprefix(inside) for part in packed_runs(pack[0])["part"] if part.startswith(inside)]
-    return dict(sorted(Counter(filter(None, parts)).items()))
-
-
-def packed_only(folder: Path) -> list[str]:
-    """
-    :param folder: Folder of a study
-    :return: names of the packed runs in it that ``load_study`` leaves out, because there are folders of other runs
-    """
-    runs, packed = runs_of(folder), packed_runs(folder)
-    return [run for run in packed["run"][packed["part"] == ""] if run not in runs] if runs else []
-
-
 def _all_runs(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
     """
     :param folder: A folder
@@ -245,17 +242,19 @@ def load_everything(folder: Path) -> dict[str, list[Record]]:
     """
     :param folder: Folder with the folders of runs, at any depth, or of a packed study
     :return: records of all runs, by the part of the study to which they belong: "" for the study itself, or the path of the
-        folder for another study inside it, such as "lin_7e-4"
-    :raises ValueError: if there are none
+        folder for a different study inside it, such as "lin_7e-4"
+    :raises ValueError: if there are none, or some are packed and others are not
     """
     _check_no_run(folder)
     parts: dict[str, list[Record]] = {}
-    for run in _all_runs(folder):
+    runs = list(_all_runs(folder))
+    _check_one_form(folder, runs)
+    for run in runs:
         record = replace(load_run(run), path=run.relative_to(folder).as_posix())
         parts.setdefault(part_of(folder, run, record.settings["env_id"]), []).append(record)
     parts = parts or load_packed_parts(folder)
     if not parts:
-        raise ValueError(f"There is no run of a study in {folder}. `python -m sb3_qac study` makes some.")
+        raise ValueError(f"There is no run of a study in {folder}. `python -m sb3_qac study` creates one.")
     return dict(sorted(parts.items()))
 
 
@@ -334,7 +333,7 @@ def figures_of(curves: dict[str, pd.Series]) -> dict[str, float]:
     """
     :param curves: Rows of a log
     :return: ``training_return``, the mean of the last 100 episodes of training, and ``entropy``, the mean over the last tenth
-        of the training, in nats
+        of the run, in nats
     """
     figures: dict[str, Any] = {}
     if "rollout/ep_rew_mean" in curves:

@@ -20,7 +20,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, BasePolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import NatureCNN
@@ -38,7 +38,7 @@ from sb3_qac.common.wrappers import EpisodeReplay, NewGameOnReset
 from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.resume.state import StateError, get_state
-from sb3_qac.study.callbacks import ConstantWeightsCallback, EvaluateFromReturn, StatusCallback, StopOnReturn
+from sb3_qac.study.callbacks import ConstantWeightsCallback, EvaluateFromReturn, StatusCallback
 from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.zoo import ALGORITHMS, presets
@@ -81,7 +81,7 @@ class StudyManager(ExperimentManager):
             log_interval=-1,
         )
         self.run = run
-        # RL Zoo looks for statistics of normalisation next to it. Without one that would be in the working directory
+        # RL Zoo looks for statistics of normalization next to it. Without one that would be in the working directory
         self.trained_agent = f"{run.folder}/checkpoints/none"
         self.save_path = run.folder
         self.params_path = f"{run.folder}/{self.env_name}"
@@ -91,7 +91,7 @@ class StudyManager(ExperimentManager):
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         hyperparams, saved = super().read_hyperparameters()
-        # RL Zoo and SB3 add entries to the dictionaries inside, which the run and the file of the training have too
+        # RL Zoo and SB3 add entries to the dictionaries inside, which the run and the run's file have too
         return copy_containers(hyperparams), saved
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
@@ -104,7 +104,7 @@ class StudyManager(ExperimentManager):
             self.is_resumable and not self._is_atari and not has_visible_state(self.run.env_id, self.env_kwargs)
         )
         if self._is_atari and self.run.native:
-            vec_env_wrapper = in_native(vec_env_wrapper)
+            vec_env_wrapper = with_native_envs(vec_env_wrapper)
         if self._is_atari and self.run.dtype is not None:
             use_lean_cnn(ALGOS[self.run.algo], hyperparams, self.run.dtype)
         if get_device(self.run.device).type == "cuda":
@@ -118,9 +118,9 @@ class StudyManager(ExperimentManager):
             self.seed = (EVAL_SEED_OFFSET + self.run.n_eval_episodes * seed) % 2**32
         if eval_env and self._is_atari:
             # The rest as in training, FIRE at the start of each life too: agents do not learn to press it
-            self.env_wrapper = inside(NewGameOnReset, self.env_wrapper)
+            self.env_wrapper = wrapped_by(NewGameOnReset, self.env_wrapper)
         if self.needs_replay:
-            self.env_wrapper = inside(EpisodeReplay, self.env_wrapper)
+            self.env_wrapper = wrapped_by(EpisodeReplay, self.env_wrapper)
         try:
             self.envs.append(super().create_envs(n_envs, eval_env, no_log))
             return self.envs[-1]
@@ -132,8 +132,9 @@ class StudyManager(ExperimentManager):
         (evaluation,) = [callback for callback in self.callbacks if isinstance(callback, EvalCallback)]
         evaluation.verbose = 0
         if self.run.stop_return is not None:
-            evaluation.callback = StopOnReturn(self.run.stop_return)
-            evaluation.callback.parent = evaluation
+            # The first evaluation that reaches it is a new best
+            evaluation.callback_on_new_best = StopTrainingOnRewardThreshold(self.run.stop_return)
+            evaluation.callback_on_new_best.parent = evaluation
         if self.run.eval_from is not None:
             self.callbacks.insert(self.callbacks.index(evaluation), EvaluateFromReturn(evaluation, self.run.eval_from))
         # The hyperparameters may have one for RL Zoo, with settings of its own
@@ -277,7 +278,9 @@ def has_visible_state(env_id: str, env_kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def inside(wrapper_class: type[gym.Wrapper], env_wrapper: Callable[[gym.Env], gym.Env] | None) -> Callable[[gym.Env], gym.Env]:
+def wrapped_by(
+    wrapper_class: type[gym.Wrapper], env_wrapper: Callable[[gym.Env], gym.Env] | None
+) -> Callable[[gym.Env], gym.Env]:
     """
     :param wrapper_class: A wrapper
     :param env_wrapper: Function that wraps an environment, or None
@@ -286,7 +289,7 @@ def inside(wrapper_class: type[gym.Wrapper], env_wrapper: Callable[[gym.Env], gy
     return lambda env: wrapper_class(env if env_wrapper is None else env_wrapper(env))
 
 
-def in_native(vec_env_wrapper: Callable[[VecEnv], VecEnv] | None) -> Callable[[VecEnv], VecEnv]:
+def with_native_envs(vec_env_wrapper: Callable[[VecEnv], VecEnv] | None) -> Callable[[VecEnv], VecEnv]:
     """
     :param vec_env_wrapper: Function that wraps Atari environments, or None
     :return: the function that first replaces them by native ones

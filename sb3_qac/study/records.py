@@ -37,7 +37,7 @@ class Record:
     :param returns: Raw returns of its episodes, shape (n_evaluations, n_episodes)
     :param lengths: Lengths of its episodes, shape (n_evaluations, n_episodes); None if they were not kept
     :param curves: Rows of the log, indexed by steps
-    :param diagnosis: Result of ``diagnose`` at several points of the training; empty if there is none
+    :param diagnosis: Result of ``diagnose`` at several points of the run; empty if there is none
     :param figures: Figures of the whole run, from the log before it was thinned: see ``FIGURES``
     """
 

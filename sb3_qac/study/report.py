@@ -4,32 +4,29 @@ import io
 import itertools
 import math
 import os
-import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.study.analysis import (
-    counted,
-    number_as_text,
+    differences,
     over_environments,
-    paragraphs,
     relative_table,
+    runs_table,
     statistics,
 )
 from sb3_qac.study.catalogue import field_name
 from sb3_qac.study.diagnosis_tables import diagnosis_tables
-from sb3_qac.study.loading import load_study, other_studies, packed_only
+from sb3_qac.study.loading import load_study
 from sb3_qac.study.records import CURVES, Groups, Record, records_of
-from sb3_qac.study.statistics import RelativeReturns, mean_with_error, pooled, relative_returns
+from sb3_qac.study.statistics import RelativeReturns, pooled, relative_returns
 
 # Line styles differ because two curves may be identical
 STYLES = ("-", "--", ":", "-.")
@@ -39,15 +36,20 @@ LINES = (
     " Thick lines are means over the episodes of all seeds, shaded with their standard error over episodes (not over seeds). "
     "Each thin line is one seed."
 )
-STOPPED_LINES = (
-    " A thin line that ends in a dot is a run that stopped when it reached its return. From there on, its last evaluation "
-    "enters the mean. Such runs are compared by the steps to that return: their last evaluation was selected for its return."
-)
-CURVE_LINES = "Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds."
-STOPPED_CURVES = " From where a run stopped because it reached its return, or failed, its last value enters the median."
 STOPPED = (
-    " Runs that stopped when they reached their return are compared by the steps to it: their last evaluation was selected "
-    "for its return."
+    " A run that stopped at its return enters the mean with its last evaluation from there on. Such runs are compared by the "
+    "steps to that return, because their last evaluation was selected for its return."
+)
+CURVE_LINES = (
+    "Thin lines are seeds, smoothed over a fortieth of their length. Thick lines are medians over seeds. From where a run "
+    "stopped at its return, or failed, its last value enters the median."
+)
+DIAGNOSED = (
+    "Measured on rollouts of the network at that point, without learning. First table: squared norm of the expected "
+    "gradient of the actor's loss, trace of its covariance over rollouts, their ratio, cosine to the all-action "
+    "gradient (an estimate without the noise, so it can be slightly beyond -1 or 1), mean relative distance to it on "
+    "the same rollout, milliseconds for one gradient. Second table: the critic against the discounted returns G that "
+    "followed. Standard errors are over blocks of rollouts and over environments."
 )
 PLAYED = (
     " Third table: every action was played from the same visited states, and the policy after it. Differences between two "
@@ -57,7 +59,6 @@ PLAYED = (
     "Standard errors are over states."
 )
 FAILED = " In means and comparisons a failed run counts with its last evaluation, and is left out if it has none."
-N_COLORS = 128
 # Settings that change what an evaluation is, or how soon one can reach a return: algorithms that are compared share them
 COMPARED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return")
 # Also those that change the games' implementation and the network's precision: the runs of an algorithm share them
@@ -68,34 +69,23 @@ PLOTS = ("evaluations", "curves", "relative")
 
 def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
     """
-    Mean over the episodes of all seeds with its standard error; each seed is a thin line. beta-loo has a panel of its own.
+    Mean over the episodes of all seeds with its standard error; each seed is a thin line.
 
     :param envs: Records by environment
     :param path: Image to write, without its suffix: a PNG and an SVG
     """
     import matplotlib.pyplot as plt
 
-    drawn = dict(_panels(envs))
-    n_columns = min(len(drawn), 3) if len(drawn) != 4 else 2
-    n_rows = -(-len(drawn) // n_columns)
-    size = (8, 5) if len(drawn) == 1 else (4.5 * n_columns, 3.5 * n_rows)
+    n_columns = min(len(envs), 3) if len(envs) != 4 else 2
+    n_rows = -(-len(envs) // n_columns)
+    size = (8, 5) if len(envs) == 1 else (4.5 * n_columns, 3.5 * n_rows)
     figure, panels = plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False)
-    for panel, (title, groups) in zip(panels.flat, drawn.items(), strict=False):
-        _draw_panel(panel, title, groups)
-    for panel in panels.flat[len(drawn) :]:
+    for panel, (env_id, groups) in zip(panels.flat, envs.items(), strict=False):
+        _draw_panel(panel, env_id, groups)
+    for panel in panels.flat[len(envs) :]:
         panel.set_axis_off()
-    _add_legends(figure, list(panels.flat)[: len(drawn)], list(drawn.values()))
+    _add_legend(figure, panels.flat)
     save_figure(figure, path)
-
-
-def _panels(envs: dict[str, Groups]) -> Iterator[tuple[str, Groups]]:
-    for env_id, groups in envs.items():
-        others = {name: records for name, records in groups.items() if name != "beta-loo"}
-        if others:
-            yield env_id, others
-        if "beta-loo" in groups:
-            beta = {name: records for name, records in groups.items() if name in ("all-action", "beta-loo")}
-            yield f"{env_id}: beta-loo", beta
 
 
 def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
@@ -103,15 +93,13 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
 
     for (group, records), style in zip(groups.items(), _styles(groups), strict=True):
         for record in records:
-            # A line through a single evaluation would not be seen
+            # A single point draws no line, so mark it
             end = record.stopped or len(record.timesteps) == 1
             dot = dict(marker="o", markevery=[-1], markersize=3) if end else {}
             panel.plot(record.timesteps, record.means, **style, **dot, linewidth=0.7, alpha=0.6)
         steps, means, errors = pooled(records)
         if len(steps):
-            seeds = counted(sum(len(record.timesteps) > 0 for record in records), "seed")
-            marker = "o" if len(steps) == 1 else ""
-            panel.plot(steps, means, **style, linewidth=2, marker=marker, label=f"{group} ({seeds})")
+            panel.plot(steps, means, **style, linewidth=2, marker="o" if len(steps) == 1 else "", label=group)
             panel.fill_between(steps, means - errors, means + errors, color=style["color"], alpha=0.25, linewidth=0)
     panel.set_xlabel("environment steps")
     panel.xaxis.set_major_formatter(EngFormatter())
@@ -121,20 +109,12 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
     panel.grid(alpha=0.3)
 
 
-def _add_legends(figure: Any, panels: Sequence[Any], drawn: Sequence[Groups]) -> None:
-    labelled = [panel.get_legend_handles_labels() for panel in panels]
-    labels = labelled[0][1]
-    # Only panels with the same groups have the same lines
-    alike = all(list(groups) == list(drawn[0]) for groups in drawn) and all(found[1] == labels for found in labelled)
-    if alike and len(panels) > 1 and labels:
-        figure.legend(*labelled[0], loc="outside upper center", ncols=4, fontsize="small")
-        return
-    for panel, (_, labels) in zip(panels, labelled, strict=True):
-        if len(labels) > 3:
-            # Inside it would hide lines
-            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize="small")
-        elif labels:
-            panel.legend()
+def _add_legend(figure: Any, panels: Iterable[Any]) -> None:
+    # Not every panel has all groups
+    lines = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    if lines:
+        # Above the panels: inside it would hide lines
+        figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, fontsize="small")
 
 
 def _styles(groups: Iterable[str]) -> Iterator[dict[str, str]]:
@@ -159,14 +139,13 @@ def draw_curves(envs: dict[str, Groups], path: Path) -> None:
             _draw_curve(panel, tag, groups)
         for panel in _visible(row)[:1]:
             panel.set_ylabel(env_id if len(envs) > 1 else "")
-        if row[0].get_legend_handles_labels()[0]:
-            row[0].legend(fontsize="small")
     for column, title in zip(rows.T, CURVES.values(), strict=True):
         for panel in _visible(column)[:1]:
             panel.set_title(title, fontsize="medium")
     for column in panels.T:
         for panel in _visible(column)[-1:]:
             panel.set_xlabel("environment steps")
+    _add_legend(figure, panels.flat)
     save_figure(figure, path)
 
 
@@ -205,7 +184,7 @@ def draw_relative(relative: RelativeReturns, path: Path) -> None:
     from matplotlib.ticker import EngFormatter
 
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    # A line through a single evaluation would not be seen
+    # A single point draws no line, so mark it
     marker = "o" if len(relative.timesteps) == 1 else ""
     for (group, means), style in zip(relative.means.items(), _styles(relative.means), strict=True):
         for panel, x in zip(panels, (relative.timesteps, relative.minutes[group]), strict=True):
@@ -215,30 +194,11 @@ def draw_relative(relative: RelativeReturns, path: Path) -> None:
     panels[0].xaxis.set_major_formatter(EngFormatter())
     panels[1].set_xlabel("minutes of training")
     panels[0].set_ylabel(f"return, relative to {relative.reference} at the end")
-    # Above the panels, because the lines of a learning curve leave no corner free
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
+    _add_legend(figure, panels)
     for panel in panels:
         panel.axhline(1, color="grey", linewidth=0.6, linestyle="--")
         panel.grid(alpha=0.3)
-    # Areas that overlap have many colours
-    save_figure(figure, path, n_colors=256)
-
-
-def has_evaluations(envs: dict[str, Groups]) -> bool:
-    """
-    :param envs: Records by environment
-    :return: Whether there is an evaluation to draw
-    """
-    return any(len(record.timesteps) for groups in envs.values() for record in records_of(groups))
-
-
-def has_curves(envs: dict[str, Groups]) -> bool:
-    """
-    :param envs: Records by environment
-    :return: Whether there is a curve to draw
-    """
-    records = (record for groups in envs.values() for record in records_of(groups))
-    return any(tag in record.curves for record in records for tag in CURVES)
+    save_figure(figure, path)
 
 
 def median_curve(curves: Sequence[pd.Series], stopped: Sequence[bool]) -> pd.Series:
@@ -258,52 +218,23 @@ def _smooth(curve: pd.Series) -> pd.Series:
     return curve.rolling(max(len(curve) // 40, 1), min_periods=1).mean()
 
 
-def save_figure(figure: Any, path: Path, n_colors: int = N_COLORS) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """
     :param figure: Figure of matplotlib; it is closed
     :param path: Image to write, without its suffix: a small PNG and an SVG; the same figure gives the same bytes
-    :param n_colors: Number of colours of the PNG, at most 256
     """
     import matplotlib.pyplot as plt
     from PIL import Image
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=85)
-    # This quantization method keeps the colours of thin lines, and k-means those of the intervals
-    image = (
-        Image.open(buffer).convert("RGB").quantize(n_colors, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
-    )
+    # A quarter of the size. This method keeps the colors of thin lines, and k-means those of the intervals
+    image = Image.open(buffer).convert("RGB")
+    image = image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     image.save(f"{path}.png", optimize=True)
     with plt.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(f"{path}.svg", metadata={"Date": None})
     plt.close(figure)
-
-
-def table(groups: Groups, goal: float | None) -> Iterator[str]:
-    """
-    :param groups: Records of one environment
-    :param goal: Mean return of an evaluation that counts as solved; None for none
-    :return: lines of a Markdown table, a row for each run
-    """
-    to_goal = "" if goal is None else f" steps to {goal:g} | hours to {goal:g} |"
-    yield f"| run | state | steps | last evaluation | best evaluation |{to_goal} last 100 episodes of training | steps/s |"
-    yield "|---" * (7 if goal is None else 9) + "|"
-    for record in records_of(groups):
-        last = best = "-"
-        if len(record.timesteps):
-            last, best = (mean_with_error(record.returns[i], 2) for i in (-1, record.best))
-            best += f" at {record.timesteps[record.best]:,}"
-        cells = [record.name, record.state, f"{record.status.get('steps', 0):,}", last, best]
-        if goal is not None:
-            reached, hours = record.steps_to(goal), record.hours_to(goal)
-            cells += [
-                "not reached" if reached is None else f"{reached:,}",
-                "-" if hours is None else number_as_text(hours, ".2g"),
-            ]
-        training = record.figures.get("training_return")
-        cells += ["-" if training is None else f"{training:.2f}"]
-        cells += ["-" if math.isnan(record.steps_per_second) else f"{record.steps_per_second:,.0f}"]
-        yield f"| {' | '.join(cells)} |"
 
 
 def _actions(records: Sequence[Record]) -> str:
@@ -323,61 +254,63 @@ def markdown(
     envs: dict[str, Groups],
     goal: float | None,
     relative: RelativeReturns | None = None,
-    omitted: dict[str, str] | None = None,
+    omit: Sequence[str] = (),
 ) -> str:
     """
     :param folder: Folder of the study
     :param envs: Records by environment
     :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
     :param relative: Returns relative to those of a group, if they are part of the report
-    :param omitted: Plots that are left out, each with the line that the report has instead
+    :param omit: Plots that are left out
     :return: the report
     """
-    records = [record for groups in envs.values() for record in records_of(groups)]
-    n_episodes = " or ".join(map(str, sorted({record.settings["n_eval_episodes"] for record in records})))
-    actions = _actions(records)
+    records = _all_records(envs)
     several = len(envs) > 1
-    images = {"evaluations": "![evaluations](evaluations.png)", "curves": "![curves](curves.png)"}
-    images |= {"relative": "![relative returns](relative.png)"} | (omitted or {})
-    if not has_evaluations(envs):
-        below = " The returns in training are below." if has_curves(envs) else ""
-        images["evaluations"] = f"There is no evaluation to draw.{below}"
-    drawn = has_evaluations(envs) and "evaluations" not in (omitted or {})
+    n_episodes = " or ".join(map(str, sorted({record.settings["n_eval_episodes"] for record in records})))
+    drawn = [name for name in _plots(envs, relative) if name not in omit]
     lines = [
         f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",
         "",
         *_unfinished(envs),
         *(line for warning in warnings_of(envs) for line in (warning, "")),
-        images["evaluations"],
-        "",
-        f"Each evaluation is {n_episodes} whole episodes with {actions} actions and raw scores."
-        + (LINES if drawn else "")
+        *(["![evaluations](evaluations.png)", ""] if "evaluations" in drawn else []),
+        f"Each evaluation is {n_episodes} whole episodes with {_actions(records)} actions and raw scores."
+        + (LINES if "evaluations" in drawn else "")
         + _evaluated_from(records)
-        + ((STOPPED_LINES if drawn else STOPPED) if any(record.stopped for record in records) else ""),
+        + (STOPPED if any(record.stopped for record in records) else ""),
         "",
     ]
     overall = list(over_environments(envs)) if several else []
     if overall:
         lines += ["## Over environments", "", *overall, ""]
     if relative is not None:
-        lines += [f"## Relative to {relative.reference}", "", images["relative"], ""]
+        lines += [f"## Relative to {relative.reference}", ""]
+        lines += ["![relative returns](relative.png)", ""] if "relative" in drawn else []
         lines += [*relative_table(relative), ""]
-    # The bootstrap takes minutes for many runs. Without a terminal there is no progress bar
-    for env_id, groups in tqdm(envs.items(), "report", unit="environment", leave=False, disable=None):
+    for env_id, groups in envs.items():
         lines += [f"## {env_id}", ""] if several else []
         lines += _of_environment(env_id, groups, _stop_return(groups) if goal is None else goal, "###" if several else "##")
-    if has_curves(envs):
-        lines += ["## In training", "", images["curves"], ""]
-    if has_curves(envs) and "curves" not in (omitted or {}):
-        lines += [CURVE_LINES + (STOPPED_CURVES if any(record.stopped or record.failed for record in records) else ""), ""]
-    lines += [
-        "## All runs",
-        "",
-        " ".join(filter(None, (_completeness(folder), _wandb(folder, records, envs)))),
-        "",
-        _provenance(records),
-    ]
+    if "curves" in drawn:
+        lines += ["## In training", "", "![curves](curves.png)", "", CURVE_LINES, ""]
+    lines += ["## Software and machines", "", _provenance(records), *_wandb(folder, records, envs)]
     return "\n".join(lines) + "\n"
+
+
+def _all_records(envs: dict[str, Groups]) -> list[Record]:
+    return [record for groups in envs.values() for record in records_of(groups)]
+
+
+def _plots(envs: dict[str, Groups], relative: RelativeReturns | None) -> dict[str, Callable[[Path], None]]:
+    """:return: by the name of its file, how each plot for which there is data is drawn"""
+    records = _all_records(envs)
+    plots: dict[str, Callable[[Path], None]] = {}
+    if any(len(record.timesteps) for record in records):
+        plots["evaluations"] = partial(draw_evaluations, envs)
+    if any(tag in record.curves for record in records for tag in CURVES):
+        plots["curves"] = partial(draw_curves, envs)
+    if relative is not None:
+        plots["relative"] = partial(draw_relative, relative)
+    return plots
 
 
 def _stop_return(groups: Groups) -> float | None:
@@ -403,7 +336,7 @@ def _name(record: Record, envs: dict[str, Groups]) -> str:
 
 
 def _unfinished(envs: dict[str, Groups]) -> list[str]:
-    records = [record for groups in envs.values() for record in records_of(groups)]
+    records = _all_records(envs)
     unfinished = [record for record in records if not record.finished]
     if not unfinished:
         return []
@@ -465,7 +398,7 @@ def with_new_episodes(envs: dict[str, Groups]) -> Iterator[str]:
     :param envs: Records by environment
     :return: a line of Markdown for each run that was not resumed exactly
     """
-    for record in (record for groups in envs.values() for record in records_of(groups)):
+    for record in _all_records(envs):
         if steps := record.status.get("new_episodes_at"):
             yield (
                 f"**{_name(record, envs)} was resumed with new episodes** at {' and '.join(f'{x:,}' for x in steps)} steps "
@@ -474,7 +407,7 @@ def with_new_episodes(envs: dict[str, Groups]) -> Iterator[str]:
 
 
 def _planned(record: Record) -> int:
-    """:return: environment steps of the whole training; 0 if they are not known"""
+    """:return: environment steps of the whole run; 0 if they are not known"""
     of_preset = record.settings.get("resolved_hyperparams", {}).get("n_timesteps") or 0
     return record.settings.get("n_timesteps") or int(float(of_preset))
 
@@ -489,48 +422,31 @@ def _different(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
-    lines = [*table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
-    analysis = list(paragraphs(groups, goal))
-    if analysis:
-        lines += [f"{heading} Analysis", "", *analysis, ""]
+    lines = [*runs_table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
+    if len(groups) > 1:
+        lines += [f"{heading} Differences", "", *differences(groups, goal), ""]
     diagnosed = [record for record in records_of(groups) if record.diagnosis]
     if diagnosed:
-        lines += [
-            f"{heading} Estimators and critic",
-            "",
-            "Measured on rollouts of the network at that point, without learning. First table: squared norm of the expected "
-            "gradient of the actor's loss, trace of its covariance over rollouts, their ratio, cosine to the all-action "
-            "gradient (an estimate without the noise, so it can be slightly beyond -1 or 1), mean relative distance to it on "
-            "the same rollout, milliseconds for one gradient. Second table: the critic against the discounted returns G that "
-            "followed. Standard errors are over blocks of rollouts and over environments."
-            + (PLAYED if any("branches" in point for record in diagnosed for point in record.diagnosis) else ""),
-            "",
-        ]
+        played = any("branches" in point for record in diagnosed for point in record.diagnosis)
+        lines += [f"{heading} Estimators and critic", "", DIAGNOSED + (PLAYED if played else ""), ""]
     for record in diagnosed:
         lines += [f"{record.name}:", "", *diagnosis_tables(record.diagnosis), ""]
     return lines
 
 
-def _completeness(folder: Path) -> str:
-    others = ", ".join(f"{study} ({counted(n, 'run')})" for study, n in other_studies(folder).items())
-    if packed := packed_only(folder):
-        text = f"Every run that has a folder is in the tables. Packed runs that have none are not: {', '.join(packed)}."
-    else:
-        text = f"Every run {'of this study' if others else 'in this folder'} is in the tables."
-    return f"{text} Other studies in its folder are not: {others}." if others else text
-
-
-def _wandb(folder: Path, records: list[Record], envs: dict[str, Groups]) -> str:
-    with_url = [record for record in records if record.settings.get("wandb_url")]
-    urls = [f"[{_name(record, envs)}]({record.settings['wandb_url']})" for record in with_url]
+def _wandb(folder: Path, records: list[Record], envs: dict[str, Groups]) -> list[str]:
+    urls = [f"[{_name(record, envs)}]({url})" for record in records if (url := record.settings.get("wandb_url"))]
     if urls:
-        return f"In Weights & Biases: {', '.join(urls)}."
+        return ["", f"In Weights & Biases: {', '.join(urls)}."]
     runs = sorted({os.path.relpath(path.parent, folder) for path in folder.glob("**/wandb/offline-run-*")})
     if runs:
         depth = "/".join("*" for _ in Path(runs[0]).parts[:-1])
         # The newest, because a resumed run has several, and the newest is complete
-        return f"`wandb sync {depth}/wandb/latest-run`, run in the folder of the study, uploads them to Weights & Biases."
-    return ""
+        return [
+            "",
+            f"`wandb sync {depth}/wandb/latest-run`, run in the folder of the study, uploads them to Weights & Biases.",
+        ]
+    return []
 
 
 def _provenance(records: list[Record]) -> str:
@@ -560,8 +476,7 @@ def write_report(
     :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
     :param output: Folder for the report; the folder of the study if None
     :param reference: Group by whose returns those of all groups are divided, to compare them over environments; None for none
-    :param omit: Plots that are not drawn, of "evaluations", "curves" and "relative". The report has the command that draws
-        them instead.
+    :param omit: Plots that are left out, of "evaluations", "curves" and "relative"
     :return: the Markdown file; an HTML file and the images are in the same folder
     :raises ValueError: if there is no run in the folder, returns cannot be divided by those of the reference, or there is no
         such plot
@@ -575,23 +490,12 @@ def write_report(
     output = make_folder(output or folder)
     for warning in warnings_of(envs):
         print(f"report: {warning.replace('**', '')}", file=sys.stderr)
-    drawn = {"evaluations": partial(draw_evaluations, envs)} if has_evaluations(envs) else {}
-    if has_curves(envs):
-        drawn["curves"] = partial(draw_curves, envs)
-    if relative is not None:
-        drawn["relative"] = partial(draw_relative, relative)
-    kept = [name for name in drawn if name not in omit]
-    for name in kept:
-        drawn[name](output / name)
-    command = ["python", "-m", "sb3_qac", "report", str(folder)]
-    # A negative number in scientific notation would be taken for an option
-    command += [f"--goal={str(goal).removesuffix('.0')}"] if goal is not None else []
-    command += ["--reference", reference] if reference is not None else []
-    command += ["--output", str(output)] if output != folder else []
-    line = f"This plot is not kept here. `{shlex.join(command)}` draws it."
-    page = write_markdown(markdown(folder, envs, goal, relative, dict.fromkeys(omit, line)), output / "report")
+    drawn = {name: draw for name, draw in _plots(envs, relative).items() if name not in omit}
+    for name, draw in drawn.items():
+        draw(output / name)
+    page = write_markdown(markdown(folder, envs, goal, relative, omit), output / "report")
     for name in PLOTS:
-        if name not in kept:
+        if name not in drawn:
             # Of an earlier report. It stays until its page is replaced
             for suffix in ("png", "svg"):
                 (output / f"{name}.{suffix}").unlink(missing_ok=True)

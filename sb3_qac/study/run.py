@@ -15,7 +15,7 @@ MAY_CHANGE = ("folder", "n_threads", "device", "wandb", "gym_packages", "new_epi
 @dataclass(frozen=True)
 class Run:
     """
-    Settings of one training of a study.
+    Settings of one run of a study.
 
     :param name: Its name, such as "all-action-baseline_seed-100"
     :param group: Algorithm and variant, such as "all-action-baseline", or "task2", its name in the course documents
@@ -28,10 +28,10 @@ class Run:
     :param n_timesteps: Environment steps; 0 for as many as the preset has
     :param eval_freq: Environment steps between two evaluations
     :param eval_from: No evaluation until the last ``n_eval_episodes`` training episodes have this mean return, or the end of
-        the training; None to evaluate from the start
+        the run; None to evaluate from the start
     :param n_eval_episodes: Whole episodes of an evaluation, each in an environment of its own
     :param deterministic: Whether the most probable action is evaluated, instead of sampled ones
-    :param stop_return: Mean return of an evaluation at which the training stops; None for none
+    :param stop_return: Mean return of an evaluation at which the run stops; None for none
     :param native: Whether Atari games are emulated in C++ (see ``AleVecEnv``)
     :param dtype: Precision of ``LeanNatureCNN`` for images; None for SB3's ``NatureCNN``
     :param n_threads: Threads for PyTorch

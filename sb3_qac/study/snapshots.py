@@ -1,4 +1,4 @@
-"""Snapshots of a training: models without training-only state, and the statistics of normalised environments."""
+"""Snapshots of a run: models without training-only state, and the statistics of normalized environments."""
 
 import contextlib
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 class SnapshotCallback(BaseCallback):
     """
-    Saves the model at the start and at every quarter of the training, without the state that only training needs. If its
-    environments are normalised, their statistics are saved too.
+    Saves the model at the start and at every quarter of the run, without the state that only training needs. If its
+    environments are normalized, their statistics are saved too.
 
     :param folder: Folder for SB3's files, such as "0003000000.zip", and "0003000000.pkl" of ``VecNormalize``
     """
@@ -77,10 +77,10 @@ def points_of(snapshots: Sequence[Path], n_points: int) -> list[Path]:
 
 def normalize_as(snapshot: Path, env: VecEnv) -> None:
     """
-    Set the normalisation of environments to the statistics of a snapshot, and stop updating it.
+    Set the normalization of environments to the statistics of a snapshot, and stop updating it.
 
     :param snapshot: Snapshot of a run
-    :param env: Environments of the run; if they are not normalised, nothing changes
+    :param env: Environments of the run; if they are not normalized, nothing changes
     :raises ValueError: if the snapshot has no statistics
     """
     normalization = unwrap_vec_normalize(env)
@@ -88,9 +88,9 @@ def normalize_as(snapshot: Path, env: VecEnv) -> None:
         return
     statistics = snapshot.with_suffix(".pkl")
     if not statistics.is_file():
-        raise ValueError(f"The environments of this run are normalised, but their statistics are missing: {statistics}")
+        raise ValueError(f"The environments of this run are normalized, but their statistics are missing: {statistics}")
     saved = VecNormalize.load(str(statistics), normalization.venv)
-    # Observations that are not normalised have no statistics
+    # Observations that are not normalized have no statistics
     for name in {"obs_rms", "ret_rms"} & vars(saved).keys():
         setattr(normalization, name, getattr(saved, name))
     normalization.training = False

@@ -3,15 +3,17 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from sb3_qac.study.records import Groups, Record, records_of
 
-# As in rliable's own examples: a rank statistic is a thousand times slower than a mean
+# As in rliable's own examples
 N_BOOTSTRAP, N_BOOTSTRAP_OF_RANKS = 10_000, 2_000
+# Probability that an interval does not contain the estimated value
+ALPHA = 1 - 0.95
 # How far the steps between two evaluations may be from those that were planned, relative to these
 PLANNED_WITHIN = 0.01
 
@@ -80,7 +82,7 @@ def common_evaluations(groups: Groups) -> Groups:
         for record, steps in zip(records, planned, strict=True)
     ]
     common = functools.reduce(np.intersect1d, counted, everywhere)
-    return {name: [_at(record, common) for record in of_group] for name, of_group in begun.items()}
+    return {name: [evaluations_at(record, common) for record in of_group] for name, of_group in begun.items()}
 
 
 def common_seeds(envs: dict[str, Groups]) -> dict[str, Groups]:
@@ -130,7 +132,7 @@ def planned_steps(record: Record) -> np.ndarray:
     return np.rint(record.timesteps / between).astype(int) * eval_freq
 
 
-def _at(record: Record, steps: np.ndarray) -> Record:
+def evaluations_at(record: Record, steps: np.ndarray) -> Record:
     """
     :param record: Record of a run
     :param steps: Planned steps of evaluations that it has, or that follow its last one
@@ -142,7 +144,7 @@ def _at(record: Record, steps: np.ndarray) -> Record:
 
 class Difference(NamedTuple):
     """
-    A difference between two means over seeds.
+    A difference between two means over seeds. It is significant if its interval leaves out 0.
 
     :param mean: Estimate
     :param low: Lower end of its 95 % interval; nan if there is none
@@ -153,53 +155,81 @@ class Difference(NamedTuple):
     low: float
     high: float
 
-    @property
-    def significant(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
-
 
 def difference(x: Sequence[float], y: Sequence[float]) -> Difference:
     """
     Welch's interval for the difference of two means: the variances may differ, and few seeds give a wide interval.
 
-    :param x: A figure for each seed
+    :param x: A value for each seed
     :param y: The same for another group
     :return: mean of ``x`` minus mean of ``y``
     """
     from scipy import stats
 
     mean = float(np.mean(x) - np.mean(y))
-    # Not by their variances: equal figures may differ from their mean by a rounding error
+    # Not by their variances: equal values may differ from their mean by a rounding error
     if min(len(x), len(y)) < 2 or max(np.ptp(x), np.ptp(y)) == 0:
         return Difference(mean, float("nan"), float("nan"))
     with warnings.catch_warnings():
-        # Raised if all seeds have the same figure, such as the worst possible return
+        # Raised if all seeds have the same value, such as the worst possible return
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         interval = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
     return Difference(mean, float(interval.low), float(interval.high))
 
 
 def bootstrap(
-    scores: dict[str, Any], function: Callable[..., Any], n_repetitions: int
+    scores: Mapping[str, Sequence[np.ndarray]], function: Callable[..., np.ndarray], n_resamples: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """
-    :param scores: Scores by name, shape (n_seeds, n_envs) each, or pairs of such arrays
-    :param function: What to estimate
-    :param n_repetitions: Number of bootstrap resamples
-    :return: estimates, and 95 % intervals of the stratified bootstrap over seeds
+    The stratified bootstrap over seeds. A resample draws the seeds of each group anew in each environment. Resamples and
+    intervals are those of the library rliable, which calls the function for one resample after the other.
 
-    Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice"; their library rliable
+    Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice"
+
+    :param scores: By name, the scores of the groups of which the function is computed, shape (n_seeds, n_envs, ...) each
+    :param function: What to estimate, from scores of shape (n_resamples, n_seeds, n_envs, ...); shape (n_resamples, ...)
+    :param n_resamples: Number of resamples
+    :return: estimates, and their 95 % intervals, shape (2, ...) each, by name
     """
-    from rliable import library
+    generator = np.random.RandomState(0)
+    estimates, intervals = {}, {}
+    for name, groups in scores.items():
+        seeds = _draw_seeds([x.shape[:2] for x in groups], n_resamples, generator)
+        resamples = [x[of_group, np.arange(x.shape[1])] for x, of_group in zip(groups, seeds, strict=True)]
+        estimates[name] = function(*(x[None] for x in groups))[0]
+        intervals[name] = np.percentile(function(*resamples), (100 * ALPHA / 2, 100 * (1 - ALPHA / 2)), axis=0)
+    return estimates, intervals
 
-    before = np.random.get_state()
-    # rliable always draws from numpy's global generator, even if another one is passed
-    np.random.seed(0)
-    try:
-        return library.get_interval_estimates(scores, function, reps=n_repetitions)
-    finally:
-        np.random.set_state(before)
+
+def _draw_seeds(shapes: Sequence[tuple[int, ...]], n_resamples: int, generator: np.random.RandomState) -> list[np.ndarray]:
+    """:return: indices of seeds for groups of these numbers of seeds and environments, with a dimension for resamples first"""
+    if len(set(shapes)) == 1:
+        # The same numbers as below, in a hundredth of the time
+        return list(generator.randint(shapes[0][0], size=(n_resamples, len(shapes), *shapes[0])).swapaxes(0, 1))
+    drawn = [[generator.randint(shape[0], size=shape) for shape in shapes] for _ in range(n_resamples)]
+    return [np.stack(of_group) for of_group in zip(*drawn, strict=True)]
+
+
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """
+    :param scores: Shape (n_resamples, n_seeds, n_envs, ...)
+    :return: means without the lowest and the highest quarter of the seeds and environments, shape (n_resamples, ...)
+    """
+    from scipy import stats
+
+    return stats.trim_mean(scores.reshape(len(scores), -1, *scores.shape[3:]), 0.25, axis=1)
+
+
+def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """
+    :param x: Shape (n_resamples, n_seeds, n_envs)
+    :param y: The same of another group, which may have another number of seeds
+    :return: probabilities that a seed of ``x`` has a higher score than one of ``y``, averaged over environments, where equal
+        scores count as a half; shape (n_resamples,)
+    """
+    # The signs are not numbers where scores are not
+    wins = (np.sign(x[:, :, None] - y[:, None]) + 1).sum(axis=(1, 2)) / 2
+    return (wins / (x.shape[1] * y.shape[1])).mean(axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,9 +296,16 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
         others = relative_returns({env_id: envs[env_id] for env_id in envs if env_id not in not_positive}, reference)
         return dataclasses.replace(others, not_positive={**not_positive, **others.not_positive})
     # The returns of the reference are an estimate too, so they are resampled with those that are divided by them
-    intervals = {
-        name: _relative_interval(values, None if name == reference else returns[reference]) for name, values in returns.items()
-    }
+    means, intervals = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name, values in returns.items():
+        groups = {name: (values,) if name == reference else (values, returns[reference])}
+        # A resample of the reference may have a mean of 0 or less
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean, interval = bootstrap(groups, _relative_means, N_BOOTSTRAP_OF_RANKS)
+        means |= mean
+        # It is unbounded if seeds of the reference returned nothing
+        known = np.isfinite(interval[name]).all(axis=0) & (min(n_seeds[name], n_seeds[reference]) > 1)
+        intervals[name] = np.where(known, interval[name], np.nan)
     seconds = {
         name: np.mean([np.median([1 / record.steps_per_second for record in groups[name]]) for groups in compared])
         for name in n_seeds
@@ -278,11 +315,8 @@ def relative_returns(envs: dict[str, Groups], reference: str) -> RelativeReturns
         dict(zip(envs, scales.tolist(), strict=True)),
         steps,
         n_seeds,
-        {name: _relative_means(values, returns[reference]) for name, values in returns.items()},
-        {
-            name: np.where(np.isfinite(interval).all(axis=0) & (min(n_seeds[name], n_seeds[reference]) > 1), interval, np.nan)
-            for name, interval in intervals.items()
-        },
+        means,
+        intervals,
         {name: steps * of_step / 60 for name, of_step in seconds.items()},
         groups_left_out(envs, compared[0]),
         {},
@@ -294,34 +328,13 @@ def _means_at(record: Record, steps: np.ndarray) -> np.ndarray:
     return record.means[np.searchsorted(record.timesteps, steps)]
 
 
-def _relative_interval(returns: np.ndarray, reference: np.ndarray | None = None) -> np.ndarray:
-    """
-    :param returns: Shape (n_seeds, n_envs, n_evaluations)
-    :param reference: Those of the reference; None for the same
-    :return: 95 % intervals of ``_relative_means``, shape (2, n_evaluations). A resampled seed has all evaluations of its run.
-    """
-    groups = (returns,) if reference is None else (returns, reference)
-
-    def means_of(*seeds: np.ndarray) -> np.ndarray:
-        return _relative_means(*(np.take_along_axis(x, of[..., None], axis=0) for x, of in zip(groups, seeds, strict=True)))
-
-    # rliable would resample each evaluation by itself, so it resamples the seeds' numbers, shape (n_seeds, n_envs)
-    seeds = tuple(np.tile(np.arange(len(x))[:, None], x.shape[1]) for x in groups)
-    # A resample of the reference may have a mean of 0 or less
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return bootstrap({"": seeds}, means_of, N_BOOTSTRAP_OF_RANKS)[1][""]
-
-
 def _relative_means(returns: np.ndarray, reference: np.ndarray | None = None) -> np.ndarray:
     """
-    :param returns: Shape (n_seeds, n_envs, n_evaluations)
+    :param returns: Shape (n_resamples, n_seeds, n_envs, n_evaluations)
     :param reference: Those of the reference; None for the same
     :return: interquartile means of the returns, divided by the reference's mean return in the last evaluation of each
-        environment, shape (n_evaluations,)
+        environment, shape (n_resamples, n_evaluations)
     """
-    from rliable import metrics
-
     # Returns have no ratio to a reference that returns nothing or less: infinite
-    scales = np.maximum((returns if reference is None else reference)[..., -1].mean(axis=0), 0)
-    relative = returns / scales[:, None]
-    return np.array([metrics.aggregate_iqm(relative[..., i]) for i in range(relative.shape[-1])])
+    scales = np.maximum((returns if reference is None else reference)[..., -1].mean(axis=1), 0)
+    return interquartile_mean(returns / scales[:, None, :, None])

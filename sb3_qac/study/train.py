@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import stable_baselines3
 import torch as th
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from stable_baselines3.common.utils import set_random_seed
 
 import sb3_qac
@@ -29,26 +29,31 @@ from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, check_same_run, name_of_env
 from sb3_qac.zoo import register
 
+# The outcome of a run whose folder is locked
+ELSEWHERE = "another process trains it"
 
-def train_run(run: Run) -> str | None:
+
+def train_run(run: Run, wait: bool = False) -> str | None:
     """
-    Train or resume one run of a study. If another process trains it, wait for that process. A finished run is not repeated,
-    and one with other settings is left as it is.
+    Train or resume one run of a study. A finished run is not repeated, and one with other settings is left as it is.
 
     :param run: The run
-    :return: None, or the error; that of a training is also in the run's ``error.txt``, unless the disk is full
+    :param wait: Whether to wait for another process that trains it, instead of leaving the run to it
+    :return: None, or the error; that of a run is also in the run's ``error.txt``, unless the disk is full
     """
     try:
         folder = make_folder(Path(run.folder))
     except ValueError as error:
         return str(error)
-    with FileLock(folder / "lock"):
-        try:
+    try:
+        with FileLock(folder / "lock", timeout=-1 if wait else 0):
             # Again: a process that had the lock may have begun it with other settings
             check_same_run(run)
-        except ValueError as error:
-            return str(error)
-        return None if run.finished else _train_or_tell(run)
+            return None if run.finished else _train_or_tell(run)
+    except Timeout:
+        return ELSEWHERE
+    except ValueError as error:
+        return str(error)
 
 
 def _train_or_tell(run: Run) -> str | None:
@@ -126,7 +131,7 @@ def _train(run: Run) -> None:
 @contextlib.contextmanager
 def wandb_run_of(run: Run) -> Iterator[str | None]:
     """
-    Within it, a run of Weights & Biases is active: the earlier one if there was one, else a new one.
+    Context manager: while active, there is a run of Weights & Biases: the earlier one if there was one, else a new one.
 
     :param run: Run of a study
     :return: its address, if it has one

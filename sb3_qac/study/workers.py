@@ -1,102 +1,108 @@
-"""Trainings in several processes, which stop together, each with a checkpoint."""
+"""Runs in several processes, which stop together, each with a checkpoint."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
-from joblib import Parallel, delayed
-from joblib.externals.loky import get_reusable_executor
-from joblib.externals.loky.process_executor import TerminatedWorkerError
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import connection, resource_tracker
+from multiprocessing.context import SpawnProcess
 
 from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.resume.signals import DeferredSignals
 from sb3_qac.study.run import Run
 from sb3_qac.study.train import train_run
 
-# A file of this name tells the processes to begin no other training
-STOP = "stop"
 # Windows has no signal for a closed terminal
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
+# A process, its run, and where its result comes from
+Active = tuple[SpawnProcess, Run, connection.Connection]
 
 
 def train_in_processes(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, str | None]]:
     """
-    SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) stop all trainings, each with a checkpoint, and are then handled as
-    usual. joblib alone kills its processes after SIGINT, before they have written one, and leaves them behind otherwise.
+    Each run has a process of its own. SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) stop all runs, each with a
+    checkpoint, and are then handled as usual.
 
     :param runs: Runs to train or to resume
-    :param jobs: Number of processes
-    :return: each run in its turn, and its error, if there was one
-    :raises ValueError: if a process was killed, which ends all of them
+    :param jobs: Number of processes at once
+    :return: each run as it ends, and its error, if there was one
     :raises KeyboardInterrupt: after Ctrl-C, when the checkpoints have been written
     """
-    with tempfile.TemporaryDirectory() as folder:
-        signals = DeferredSignals(lambda frame: True, lambda: _stop_processes(Path(folder)), STOP_SIGNALS)
-        signals.catch()
-        try:
-            train = delayed(_train_unless_stopped)
-            # joblib would give several trainings at once to a process, if those before it fail within a moment
-            # It starts all its processes at once, and with one it would train in this process
-            n_jobs = max(2, min(jobs, len(runs)))
-            parallel = Parallel(n_jobs=n_jobs, return_as="generator", batch_size=1, initializer=_start_process)
-            for run, error in zip(runs, parallel(train(run, folder) for run in runs), strict=True):
+    context = multiprocessing.get_context("spawn")
+    # Its start would unblock the signals below
+    resource_tracker.ensure_running()
+    waiting, active = list(runs), dict[int, Active]()
+    signals = DeferredSignals(lambda frame: True, lambda: _interrupt(active.values()), STOP_SIGNALS)
+    signals.catch()
+    try:
+        while active or (waiting and signals.pending is None):
+            # A new process has blocked signals until it can handle them
+            with _blocked_signals():
+                while waiting and len(active) < jobs and signals.pending is None:
+                    run = waiting.pop(0)
+                    result, sender = context.Pipe(duplex=False)
+                    process = context.Process(target=_train, args=(run, sender))
+                    process.start()
+                    sender.close()
+                    active[process.sentinel] = (process, run, result)
+            for sentinel in connection.wait(list(active)):
+                process, run, result = active.pop(sentinel)  # type: ignore[arg-type]
+                process.join()
+                try:
+                    error = result.recv()
+                except EOFError:
+                    error = f"Its process was killed (exit code {process.exitcode}), as when memory runs out. Run it again."
                 if signals.pending is None:
                     yield run, error
-            if signals.pending is not None:
-                # joblib keeps its processes for a later call, for minutes longer than this process may live
-                get_reusable_executor(reuse=True).shutdown(kill_workers=True)
-        except TerminatedWorkerError:
-            # Ctrl-C in a terminal ends a process that is still starting, and joblib then ends the others
-            if signals.pending is None:
-                raise ValueError(
-                    "A process of `--jobs` was killed, as when memory runs out, or could not start, and the others were ended "
-                    "with it. Run the same command again to continue, with fewer `--jobs` if memory is short."
-                ) from None
-        finally:
-            signals.release()
+    finally:
+        signals.release()
+        # After an error, or a second signal
+        _interrupt(active.values())
+        for process, *_ in active.values():
+            process.join()
     if signals.pending is not None:
-        # Only here, because it may end this process at once, and leave the folder behind
         signal.raise_signal(signals.pending)
-        # Its handler has returned, but the trainings were stopped
+        # Its handler has returned, but the runs were stopped
         raise KeyboardInterrupt
 
 
-def _start_process() -> None:
+@contextlib.contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Context manager: while active, signals that stop this process wait, also in processes that are started."""
+    # A console of Windows passes Ctrl-C on to all processes
+    if os.name != "posix":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _interrupt(active: Iterable[Active]) -> None:
+    for process, *_ in active:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
+
+
+def _train(run: Run, sender: connection.Connection) -> None:
     keep_freed_memory()
     # Signals may reach all processes: Ctrl-C in a terminal those of its group, SIGTERM at a shutdown those of the machine.
-    # Here only `_stop_processes` counts, because a second signal stops a training at once, without a checkpoint.
-    for number in STOP_SIGNALS:
+    # Only SIGINT from the process above counts, because a second signal stops a run at once, without a checkpoint. SIGINT may
+    # be waiting already, and is not lost by another handler as it would be if it were ignored.
+    for number in STOP_SIGNALS[1:]:
         signal.signal(number, signal.SIG_IGN)
-    if os.name == "posix":
-        os.setpgrp()
-
-
-def _train_unless_stopped(run: Run, folder: str) -> str | None:
-    process = Path(folder, str(os.getpid()))
-    try:
+    error = None
+    # Before the run has begun or after it has ended, there is nothing to save
+    with contextlib.suppress(KeyboardInterrupt):
         try:
-            # Not between two trainings, where it would end this process, and joblib then ends the others
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            # First this file, then the look at the other: `_stop_processes` does it the other way round
-            process.touch()
-            return None if Path(folder, STOP).exists() else train_run(run)
+            if os.name == "posix":
+                os.setpgrp()
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            error = train_run(run)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            process.unlink(missing_ok=True)
-    except KeyboardInterrupt:
-        # Before the training has begun or after it has ended, where nothing can be saved
-        return None
-
-
-def _stop_processes(folder: Path) -> None:
-    Path(folder, STOP).touch()
-    if os.name != "posix":
-        # A console of Windows passes Ctrl-C on to all processes
-        return
-    for process in folder.iterdir():
-        if process.name != STOP:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process.name), signal.SIGINT)
+    sender.send(error)
