@@ -23,7 +23,7 @@ copyright = "2026, sb3_qac contributors"
 release = version = (ROOT / "sb3_qac" / "version.txt").read_text().strip()
 
 root_doc = "docs/index"
-include_patterns = ["docs/**", "results/**/*.md", "CHANGELOG.md"]
+include_patterns = ["docs/**", "results/*.md", "results/*/*.md", "benchmarks/*.md", "CHANGELOG.md"]
 exclude_patterns = ["docs/_build", "docs/upstream", ".*", "build", "dist", "logs", "studies", "wandb"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 
@@ -76,7 +76,7 @@ def finish_page(app: Sphinx, page: nodes.document) -> None:
     for link in list(page.findall(pending_xref)):
         if link["reftype"] == "myst" and Path(app.srcdir, name).parent.joinpath(link["reftarget"]).is_dir():
             link.replace_self(link.children)
-    if name.startswith("results/"):
+    if name.startswith(("results/", "benchmarks/")):
         app.env.metadata[name]["orphan"] = True
 
 

@@ -268,7 +268,7 @@ def test_damage_that_fits_its_name_is_refused_too(tmp_path):
     assert refused > 100
 
 
-@pytest.mark.parametrize("dtype", [",", "<f99", "(", "O", "f4,f4", None, [["x", "<f8"]]])
+@pytest.mark.parametrize("dtype", [",", "<f99", "(", "O", None])
 def test_a_type_that_numpy_cannot_parse_is_refused(dtype, tmp_path):
     tensors = load(save_checkpoint(tmp_path, 1, {"array": np.arange(3.0)}).read_bytes())
     tree = json.loads(tensors.pop(checkpoints.TREE).numpy().tobytes())
@@ -300,6 +300,19 @@ def test_the_checkpoint_of_a_later_version_is_an_error_and_not_passed_over(tmp_p
     newest = renamed(tmp_path, save({"weight": th.ones(2)}, {"format": checkpoints.FORMAT, "version": "99"}))
     with pytest.raises(CheckpointError, match=rf"{newest.name} has version 99.*Use the version of sb3_qac that wrote it"):
         newest_checkpoint(tmp_path)
+
+
+CANDLE = np.dtype([("price", "<f4"), ("size", ">i2", (2,)), ("kind", [("buy", "?"), ("name", "U3")])], align=True)
+
+
+def test_structured_arrays_are_kept_with_their_views(tmp_path):
+    candles = np.zeros(4, CANDLE)
+    candles["price"], candles["kind"]["name"] = np.arange(4), "abc"
+    state = {"alone": candles.copy(), "empty": candles[:0].copy(), "candles": candles, "prices": candles["price"]}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, state)).state
+    assert same(loaded, state)
+    loaded["prices"][1] = 7
+    assert loaded["candles"]["price"].tolist() == [0, 7, 2, 3]
 
 
 def test_a_long_list_is_not_in_the_header_of_a_safetensors_file_which_holds_at_most_100_mb(tmp_path):
@@ -379,8 +392,8 @@ def test_a_value_of_a_class_that_cannot_be_found_is_no_plain_data(tmp_path):
 
     further = Further(1, 2)
     further.z = 3
-    candles = np.zeros(2, [("price", "<f4"), ("size", ">i2")])
-    for value in (Local(1), further, candles, candles[0]):
+    overlapping = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]})
+    for value in (Local(1), further, np.zeros(2, overlapping), np.zeros(2, CANDLE)[0]):
         assert not is_plain(value)
 
 

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections import Counter, defaultdict
 from importlib.util import find_spec
+from inspect import signature
 from itertools import zip_longest
 from pathlib import Path
 
@@ -18,16 +19,20 @@ import pandas as pd
 import pytest
 import yaml
 from scipy.stats import trim_mean, ttest_ind
+from stable_baselines3 import PPO
 
-from sb3_qac import __version__
+from sb3_qac import QA2C, QPPO, __version__
 from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.study.catalogue import STUDIES
 from sb3_qac.zoo import register
 
 ROOT = Path(__file__).parent.parent
-README, RESULTS_PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
-GUIDE = [README, *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*GUIDE, ROOT / "CHANGELOG.md", *sorted((ROOT / "results").rglob("*.md"))]
+DOCS = ROOT / "docs"
+README, RESULTS_PAGE, QPPO_PAGE = ROOT / "README.md", DOCS / "results.md", DOCS / "results_qppo.md"
+CHANGELOG = ROOT / "CHANGELOG.md"
+GUIDE = [README, *sorted(DOCS.glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+STUDY_PAGES = sorted((ROOT / "results").glob("*/README.md"))
+PAGES = [*GUIDE, CHANGELOG, *sorted((DOCS / "upstream").glob("*.md")), *sorted((ROOT / "results").rglob("*.md"))]
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -83,13 +88,19 @@ from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage
 env, eval_env = (VecTransposeImage(VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=2), 4)) for _ in range(2))
 """
-PRELUDES = {"exact_resume.md": ATARI}
+CHECKPOINT = """
+from sb3_qac import QA2C
+from sb3_qac.common.callbacks import ExactCheckpointCallback
+QA2C("CnnPolicy", env, seed=0).learn(40, ExactCheckpointCallback("runs/pong/checkpoints"))
+"""
+PRELUDES = {"exact_resume.md": ATARI, "exact_resume_reference.md": ATARI + CHECKPOINT}
 # A few environments, rollouts and episodes are enough
-BUDGETS = {r"learn\([\d_]+": "learn(40", r"n_envs=16": "n_envs=2", r"n_eval_episodes=20": "n_eval_episodes=1"}
+STEPS = {"reinforce.md": 2000}
+BUDGETS = {r"n_envs=16": "n_envs=2", r"n_eval_episodes=20": "n_eval_episodes=1"}
 PYTHON_PAGES = [path for path in GUIDE if "```python" in path.read_text()]
 
 
-@pytest.mark.filterwarnings("ignore::tqdm.TqdmExperimentalWarning")
+@pytest.mark.filterwarnings("ignore::tqdm.TqdmExperimentalWarning", "ignore:.*render_mode='rgb_array'")
 @pytest.mark.parametrize("path", [of_page(path) for path in PYTHON_PAGES])
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -97,7 +108,7 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
     blocks = [code for language, code in FENCE.findall(path.read_text()) if language == "python"]
     names = {}
     for code in [PRELUDES.get(path.name, ""), *blocks]:
-        for number, enough in BUDGETS.items():
+        for number, enough in {r"learn\([\d_]+": f"learn({STEPS.get(path.name, 40)}", **BUDGETS}.items():
             code = re.sub(number, enough, code)
         if re.search("^env = ", code, re.MULTILINE):
             # An example that makes its environment is copied alone
@@ -105,6 +116,19 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
         exec(compile(code, str(path), "exec"), names)
     if "wandb" in names:
         names["wandb"].finish()
+
+
+# RL Zoo's own entries
+ZOO_ENTRIES = {"n_timesteps", "policy", "n_envs"}
+
+
+def test_files_for_an_environment_have_arguments_of_their_algorithms():
+    text = (DOCS / "own_environment.md").read_text()
+    files = re.findall(r"`(\w+)\.yml`:\n\n```yaml\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in files] == ["qa2c", "qppo", "ppo"]
+    for name, content in files:
+        (entries,) = yaml.safe_load(content).values()
+        assert not set(entries) - ZOO_ENTRIES - set(signature({"qa2c": QA2C, "qppo": QPPO, "ppo": PPO}[name]).parameters)
 
 
 # ---- command lines ----
@@ -134,7 +158,10 @@ def check_module(module, arguments, monkeypatch):
     if getattr(args, "command", None) == "zoo":
         check_module(f"rl_zoo3.{args.zoo_command}", args.arguments, monkeypatch)
     elif hasattr(args, "env"):
-        assert args.env in STUDIES or args.env in gym.registry, args.env
+        # RL Zoo's plots take several
+        for env in [args.env] if isinstance(args.env, str) else args.env:
+            own = env.endswith(".yml") or getattr(args, "gym_packages", None)
+            assert own or env in STUDIES or env in gym.registry, env
 
 
 def check_make(arguments):
@@ -150,6 +177,9 @@ def check_pip(arguments):
         argument = arguments.pop(0)
         if argument == "-c":
             assert (ROOT / arguments.pop(0)).is_file()
+        elif argument.startswith("torch=="):
+            assert arguments == ["--index-url", "URL"], "No tracked file may name a package index"
+            arguments = []
         elif argument.startswith(("sb3_qac[", ".[")):
             setup = (ROOT / "setup.cfg").read_text()
             for extra in argument.partition("[")[2].rstrip("]").split(","):
@@ -163,14 +193,15 @@ def test_the_torch_to_install_first_is_the_one_that_pip_keeps(path):
     """``constraints.txt`` would replace another one by PyPI's, which has CUDA."""
     (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert re.findall(r"CPU build of torch ([\d.]+)", path.read_text()) == [pinned]
+    assert re.findall(r"pip install torch==(\S+) --index-url", path.read_text()) == [pinned]
 
 
 def check_command(words, monkeypatch):
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words = words[1:]
     program, *arguments = words
-    if program == "taskset":
-        check_command(arguments[2:], monkeypatch)
+    if program in ("python3", "source"):
+        assert arguments in (["-m", "venv", ".venv"], [".venv/bin/activate"]), shlex.join(words)
     elif program == "make":
         check_make(arguments)
     elif program == "pip":
@@ -187,7 +218,7 @@ def commands_of(path):
     text = path.read_text()
     blocks = [code for language, code in FENCE.findall(text) if language == "bash"]
     inline = re.findall(r"`((?:python -m [^`\s]+|make|pip install) [^`]+)`", FENCE.sub("", text))
-    for line in "\n".join([*blocks, *inline]).replace("\\\n", " ").splitlines():
+    for line in "\n".join([*blocks, *inline]).replace("\\\n", " ").replace(" && ", "\n").splitlines():
         line = line.replace("$(python -m sb3_qac presets a2c)", "hyperparams/a2c.yml")
         words = shlex.split(line, comments=True)
         if words:
@@ -231,11 +262,6 @@ def runs_of(study):
     return rows
 
 
-# Names of groups, in the order of the columns of README and of docs/results.md
-COLUMNS = {
-    README: (("task1", "all-action"), ("beta1", "beta-loo"), ("a2c",)),
-    RESULTS_PAGE: (("task1", "all-action"), ("task2", "all-action-baseline"), ("beta1", "beta-loo"), ("a2c",)),
-}
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 
 
@@ -267,23 +293,83 @@ def greedy_agents(study, environment):
     return {group: [np.mean(figures)] for group, figures in values.items()}
 
 
-# By the start of the row
+def each_seed(study, environment):
+    """For each group the last evaluation of each seed."""
+    values = defaultdict(list)
+    for run in sorted(runs_of(study), key=lambda run: run["seed"]):
+        if run["environment"] == environment:
+            values[run["group"]].append(run["last_evaluation"])
+    return values
+
+
+def ends(values_of_groups):
+    """The smallest and the largest value of each group."""
+    return {group: [min(values), max(values)] for group, values in values_of_groups.items()}
+
+
+def pong_of_readme():
+    """The fewest and the most steps to 18; of A2C also the planned steps of the run that did not pass it."""
+    found = ends(steps_to_18("pong") | steps_to_18("pong_qppo"))
+    missed = [run["steps"] / 1e6 for run in runs_of("pong") if run["last_evaluation"] < 18]
+    return found | {"a2c": [*steps_to_18("pong")["a2c"], *missed]}
+
+
+def relative_returns(study, reference, returns=None):
+    """For each group the interquartile mean over environments and seeds of the return divided by that of the reference."""
+    returns = returns or [(run["group"], run["environment"], run["last_evaluation"]) for run in runs_of(study)]
+    frame = pd.DataFrame(returns, columns=["group", "env", "value"])
+    means = frame[frame.group == reference].groupby("env").value.mean()
+    relative = frame.value / frame.env.map(means)
+    return {group: [trim_mean(values, 0.25)] for group, values in relative.groupby(frame.group)}
+
+
+def relative_returns_of_agents(kind):
+    """The same on MinAtar's five games, from the new episodes of the final agents."""
+    lines = (ROOT / "results" / "minatar_report" / "agents.jsonl").read_text().splitlines()
+    agents = [json.loads(line) for line in lines]
+    returns = [(agent["run"].rpartition("_seed-")[0], agent["env"], agent[kind]) for agent in agents]
+    return relative_returns("minatar_report", "a2c", returns)
+
+
+QA2C_AND_A2C = (("task1", "all-action"), ("task2", "all-action-baseline"), ("beta1", "beta-loo"), ("a2c",))
+QPPO_AND_PEERS = (("qppo",), ("qppo-sampled",), ("ppo",))
+README_COLUMNS = (*QPPO_AND_PEERS, ("qa2c", "all-action"), ("a2c",))
+CHANGES = {
+    "without the correction": "qppo-no-correction",
+    "one epoch": "qppo-one-epoch",
+    "without shrinkage": "qppo-no-shrinkage",
+    "with LayerNorm": "qppo-layer-norm",
+    "without KL term": "qppo-no-kl",
+    "on the sampled action": "qppo-sampled",
+    "without the dueling head": "qppo-no-dueling",
+    "without scale": "qppo-no-scale",
+}
+BREAKOUT, SPACE_INVADERS = "BreakoutNoFrameskip-v4", "SpaceInvadersNoFrameskip-v4"
+# By page and the start of the row: the names of the groups of its columns, and their figures
 FIGURES = {
     README: {
-        "[CartPole]": lambda: means_of("classic_control", ["CartPole-v1"]),
-        "[Acrobot]": lambda: means_of("classic_control", ["Acrobot-v1"]),
-        "[FrozenLake]": lambda: greedy_agents("tabular", "FrozenLake-v1"),
-        "[Pong]": lambda: steps_to_18("pong"),
-        "[Space Invaders]": lambda: means_of("spaceinvaders", ["SpaceInvadersNoFrameskip-v4"], "training_return"),
+        "[MinAtar]": (README_COLUMNS, lambda: relative_returns("minatar_report", "a2c")),
+        "the same agents with greedy actions": (README_COLUMNS, lambda: relative_returns_of_agents("greedy")),
+        "[Atari's Breakout]": (README_COLUMNS, lambda: ends(each_seed("atari", BREAKOUT))),
+        "[Atari's Space Invaders]": (README_COLUMNS, lambda: ends(each_seed("atari", SPACE_INVADERS))),
+        "Pong, million steps to 18": (README_COLUMNS, pong_of_readme),
     },
     RESULTS_PAGE: {
-        "CartPole-v1, 500,000 steps, sampled": lambda: means_of("classic_control", ["CartPole-v1"]),
-        "Acrobot-v1, the same": lambda: means_of("classic_control", ["Acrobot-v1"]),
-        **{f"MinAtar {game}": lambda game=game: means_of("minatar", [f"MinAtar/{game}-v1"]) for game in GAMES},
-        "Pong, million": lambda: steps_to_18("pong"),
-        "Space Invaders": lambda: means_of("spaceinvaders", ["SpaceInvadersNoFrameskip-v4"], "training_return"),
-        "FrozenLake": lambda: greedy_agents("tabular", "FrozenLake-v1"),
-        "Blackjack": lambda: greedy_agents("tabular", "Blackjack-v1"),
+        "CartPole, 500,000 steps, sampled": (QA2C_AND_A2C, lambda: means_of("classic_control", ["CartPole-v1"])),
+        "Acrobot, the same": (QA2C_AND_A2C, lambda: means_of("classic_control", ["Acrobot-v1"])),
+        **{f"MinAtar {game}": (QA2C_AND_A2C, lambda game=game: means_of("minatar", [f"MinAtar/{game}-v1"])) for game in GAMES},
+        "Pong, million steps to 18, two": (QA2C_AND_A2C, lambda: steps_to_18("pong")),
+        "Space Invaders, 10 million": (QA2C_AND_A2C, lambda: means_of("spaceinvaders", [SPACE_INVADERS], "training_return")),
+        "FrozenLake": (QA2C_AND_A2C, lambda: greedy_agents("tabular", "FrozenLake-v1")),
+        "Blackjack": (QA2C_AND_A2C, lambda: greedy_agents("tabular", "Blackjack-v1")),
+        "MinAtar's five games": (QPPO_AND_PEERS, lambda: relative_returns("minatar_report", "a2c")),
+        "new episodes, sampled": (QPPO_AND_PEERS, lambda: relative_returns_of_agents("sampled")),
+        "new episodes, greedy": (QPPO_AND_PEERS, lambda: relative_returns_of_agents("greedy")),
+        "Atari's Breakout": (QPPO_AND_PEERS, lambda: each_seed("atari", BREAKOUT)),
+        "Atari's Space Invaders": (QPPO_AND_PEERS, lambda: each_seed("atari", SPACE_INVADERS)),
+        "Pong, million steps to 18, seeds": (QPPO_AND_PEERS, lambda: steps_to_18("pong_qppo")),
+        "CartPole, 50,000 steps": (QPPO_AND_PEERS, lambda: means_of("classic_qppo_searched", ["CartPole-v1"])),
+        **{change: (((group,),), lambda: relative_returns("ablation", "qppo")) for change, group in CHANGES.items()},
     },
 }
 
@@ -297,7 +383,10 @@ def wrong_figures(cell, values):
     """Pairs of a figure in a cell and the value that it should have, where the two differ at the figure's own precision."""
     figures = re.findall(r"-?\d+(?:\.\d+)?", cell.partition("(")[0])
     for figure, value in zip_longest(figures, values):
-        if figure is None or value is None or f"{value:.{len(figure.partition('.')[2])}f}" != figure:
+        if figure is None or value is None:
+            yield figure, value
+        # A half may be rounded up or down
+        elif abs(float(figure) - value) > 0.5 * 10 ** -len(figure.partition(".")[2]) + 1e-9:
             yield figure, value
 
 
@@ -305,10 +394,9 @@ def wrong_figures(cell, values):
     ("path", "start"), [pytest.param(path, start, id=f"{path.name} {start}") for path in FIGURES for start in FIGURES[path]]
 )
 def test_figures_are_those_of_the_data(path, start):
-    found = FIGURES[path][start]()
-    cells = row_of(path, start)[1:]
-    n_compared = 0
-    for names, cell in zip(COLUMNS[path], cells, strict=False):
+    columns, figures = FIGURES[path][start]
+    found, n_compared = figures(), 0
+    for names, cell in zip(columns, row_of(path, start)[1:], strict=False):
         if re.search(r"\d", cell.partition("(")[0]):
             (group,) = [name for name in names if name in found]
             assert not list(wrong_figures(cell, found[group])), f"{group}: {cell}"
@@ -316,59 +404,73 @@ def test_figures_are_those_of_the_data(path, start):
     assert n_compared
 
 
-def test_steps_of_qppo_to_18_on_pong_are_those_of_the_data():
-    found = steps_to_18("pong_qppo")
-    _, _, *cells = row_of(README, "million steps to 18 on [Pong]")
-    for group, cell in zip(("qppo", "qppo-sampled"), cells, strict=False):
-        assert len(found[group]) == 5 and not list(wrong_figures(cell, [min(found[group]), max(found[group])]))
+def words_of(path):
+    return " ".join(path.read_text().split())
 
 
-def test_returns_relative_to_a2c_on_minatar_are_those_of_the_data():
-    agents = [json.loads(line) for line in (ROOT / "results" / "minatar_report" / "agents.jsonl").read_text().splitlines()]
-    last = [(run["group"], run["environment"], run["last_evaluation"]) for run in runs_of("minatar_report")]
-    kinds = {kind: [(x["run"].rpartition("_seed-")[0], x["env"], x[kind]) for x in agents] for kind in ("sampled", "greedy")}
-    starts = {"[MinAtar's five games]": last, "the same agents": kinds["sampled"], "with greedy actions": kinds["greedy"]}
-    for start, returns in starts.items():
-        frame = pd.DataFrame(returns, columns=["group", "env", "value"])
-        reference = frame[frame.group == "a2c"].groupby("env").value.mean()
-        relative = frame.value / frame.env.map(reference)
-        found = {group: trim_mean(values, 0.25) for group, values in relative.groupby(frame.group)}
-        *_, all_action, sampled, ppo, others = row_of(README, start)
-        cells = {
-            "qppo": all_action,
-            "qppo-sampled": sampled,
-            "ppo": ppo,
-            **dict(re.findall(r"(\w+) (\d\.\d+)", others.lower())),
-        }
-        assert set(cells) == set(found) - {"a2c"}
-        assert {group: f"{found[group]:.2f}" for group in cells} == cells, start
-        if returns is last:
-            text = " ".join(README.read_text().split())
-            assert f"it returns {found['qa2c']:.2f} times as much" in text and f"and PPO {found['ppo']:.2f} times" in text
+def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
+    last, sampled, greedy = relative_returns("minatar_report", "a2c"), *map(relative_returns_of_agents, ("sampled", "greedy"))
+    assert f"PQN ({last['pqn'][0]:.2f} in the figure)" in words_of(README)
+    for start, found in {"MinAtar's": last, "new episodes, sampled": sampled, "new episodes, greedy": greedy}.items():
+        cell = re.sub(r"\([^)]*\)", "", row_of(RESULTS_PAGE, start)[4])
+        figures = dict(re.findall(r"(PQN|QA2C)\D* (\d\.\d+)", cell))
+        assert figures == {"PQN": f"{found['pqn'][0]:.2f}", "QA2C": f"{found['qa2c'][0]:.2f}"}
 
 
-def test_probabilities_of_improvement_on_minatar_are_those_of_the_report():
-    report = (ROOT / "results" / "minatar_report" / "report.md").read_text()
-    # The first table is that over all games
-    over_games = report[: report.index("## Relative to")]
-    _, _, *cells, _, _ = row_of(README, "the five games, last evaluation: probability of improvement")
-    for group, cell in zip(("qppo", "qppo-sampled"), cells, strict=True):
-        found = [re.search(rf"^\| {group} over {other} \| ([\d.]+) ", over_games, re.MULTILINE)[1] for other in ("ppo", "pqn")]
-        assert cell == "; ".join(found)
+def improvement(x, y):
+    """The probability that a value of x is above one of y, the mean over environments of two dictionaries."""
+    ahead = [np.sign(np.subtract.outer(x[env], y[env])).mean() for env in sorted(x)]
+    return (np.mean(ahead) + 1) / 2
 
 
-def test_the_probability_that_the_sum_is_ahead_over_a_whole_training_is_that_of_the_data():
-    runs = pd.read_csv(ROOT / "results" / "minatar_report" / "runs.csv").set_index("run")
-    returns = pd.read_csv(ROOT / "results" / "minatar_report" / "evaluations.csv.xz").groupby("run")["return"].mean()
-    means = {key: of_run.array for key, of_run in returns.groupby([runs["group"], runs["environment"]])}
-    games = sorted({game for _, game in means})
-    ahead = [np.sign(np.subtract.outer(means["qppo", x], means["qppo-sampled", x])).mean() for x in games]
-    probability = f"{(np.mean(ahead) + 1) / 2:.2f}"
-    for page in (README, ROOT / "docs" / "qppo.md"):
-        text = " ".join(page.read_text().split())
-        assert re.search(rf"QPPO's probability of improvement (over its counterpart )?is {probability} \(", text)
-    page = (ROOT / "results" / "minatar_report" / "README.md").read_text()
-    assert f"over the sampled-action baseline is {probability} (" in page
+def test_probabilities_of_improvement_on_minatar_are_those_of_the_data():
+    last, whole = defaultdict(lambda: defaultdict(list)), defaultdict(lambda: defaultdict(list))
+    evaluations = pd.read_csv(ROOT / "results" / "minatar_report" / "evaluations.csv.xz")
+    means = evaluations.groupby("run")["return"].mean()
+    for run in runs_of("minatar_report"):
+        last[run["group"]][run["environment"]].append(run["last_evaluation"])
+        whole[run["group"]][run["environment"]].append(means[run["run"]])
+    for start, other in {"probability of improvement over PPO": "ppo", "the same over PQN": "pqn"}.items():
+        assert row_of(QPPO_PAGE, start)[2].startswith(f"{improvement(last['qppo'], last[other]):.2f} (")
+    probability = f"{improvement(whole['qppo'], whole['qppo-sampled']):.2f}"
+    assert f"probability of improvement is {probability} (" in words_of(QPPO_PAGE)
+    page = ROOT / "results" / "minatar_report" / "README.md"
+    assert f"over the sampled-action baseline is {probability} (" in words_of(page)
+
+
+def test_figures_of_qppo_are_the_same_on_all_pages():
+    """Those of the tables are compared with the data."""
+    qppo, sampled, ppo = (row_of(RESULTS_PAGE, "MinAtar's")[column].partition(" (")[0] for column in (1, 2, 3))
+    for page in (QPPO_PAGE, DOCS / "qppo.md"):
+        assert qppo in words_of(page) and sampled in words_of(page)
+    assert f"{qppo} times tuned A2C's return" in words_of(DOCS / "qppo.md") and f"PPO {ppo}" in words_of(DOCS / "qppo.md")
+    for change in ("without the correction", "one epoch", "without shrinkage", "with LayerNorm", "without KL term"):
+        assert row_of(RESULTS_PAGE, change)[1].partition(" (")[0] in words_of(DOCS / "qppo.md"), change
+
+
+def test_speed_of_a2c_is_that_of_the_data():
+    ratios = defaultdict(list)
+    for file, left_out in (("qppo_four_epochs.json", ()), ("qppo.json", (0,))):
+        rounds = defaultdict(dict)
+        for row in json.loads((ROOT / "results" / "benchmark" / file).read_text())["measurements"]:
+            # In the first round of that file another run was in the way
+            if "steps_per_second" in row and row["round"] not in left_out:
+                rounds[row["round"]][row["contender"]] = row["steps_per_second"]
+        for contenders in rounds.values():
+            for name, speed in contenders.items():
+                ratios[name].append(speed / contenders["A2C, SB3's environments"])
+    low, high = ends(ratios)["A2C, native, float32"]
+    low16, high16 = ends(ratios)["A2C, native, bfloat16"]
+    assert f"{low:.1f} to {high:.1f} times as many steps per second" in words_of(README)
+    assert f"in bfloat16 {low16:.1f} to {high16:.1f} times" in words_of(README)
+    for start, dtype in {"native environments, float32": "float32", "the same, bfloat16": "bfloat16"}.items():
+        for algo, cell in zip(("A2C", "QA2C"), row_of(RESULTS_PAGE, start)[1:], strict=False):
+            assert not list(wrong_figures(cell, ends(ratios)[f"{algo}, native, {dtype}"]))
+
+
+def test_number_of_kills_is_that_of_the_data():
+    kills = json.loads((ROOT / "results" / "resume" / "kills.json").read_text())
+    assert f"[{sum(len(run['kills']) for run in kills['trainings'])} kills" in words_of(README)
 
 
 @pytest.mark.parametrize("path", [of_page(path) for path in sorted((ROOT / "results").glob("*/runs.csv"))])
@@ -377,20 +479,20 @@ def test_rows_of_a_packed_study_have_its_name(path):
         assert {row["study"].partition("/")[0] for row in csv.DictReader(file)} == {path.parent.name}
 
 
-def test_commits_on_the_page_of_results_are_those_of_the_data():
-    """But for those in brackets, which are of another study."""
+def test_each_study_has_one_link_on_the_page_of_the_data():
     page = ROOT / "results" / "README.md"
-    rows = [line.split("|") for line in page.read_text().splitlines() if re.search(r"/README\.md\) \|", line)]
-    assert len(rows) == len(list(page.parent.glob("*/README.md"))), "Each folder has one row"
-    n_compared = 0
-    for _, study, *_, cell, _ in rows:
-        runs = page.parent / study.partition("](")[2].partition("/")[0] / "runs.csv"
-        commits = re.findall(r"\b[0-9a-f]{7}\b", cell.partition("(")[0])
-        if commits and runs.is_file():
-            with runs.open(newline="") as file:
-                assert set(commits) <= {run["commit"] for run in csv.DictReader(file)}, study
-            n_compared += 1
-    assert n_compared > 10
+    linked = Counter(link for link in links_of(page) if link.endswith("/README.md"))
+    assert linked == Counter(str(path.relative_to(page.parent)) for path in STUDY_PAGES)
+
+
+@pytest.mark.parametrize("path", [of_page(path) for path in STUDY_PAGES if (path.parent / "runs.csv").is_file()])
+def test_page_of_a_study_names_a_commit_of_its_runs(path):
+    text = path.read_text()
+    if re.search(r"[Cc]ommits in \W*runs\.csv", text):
+        return
+    with (path.parent / "runs.csv").open(newline="") as file:
+        commits = {run["commit"][:7] for run in csv.DictReader(file)}
+    assert commits & set(re.findall(r"\b[0-9a-f]{7}\b", text))
 
 
 def test_wrong_figures_are_found():
@@ -399,30 +501,88 @@ def test_wrong_figures_are_found():
     assert list(wrong_figures("0.49", [0.4933, 19.0533])) == [(None, 19.0533)]
 
 
-def test_readme_says_in_how_many_games_of_minatar_qa2c_is_behind():
+def test_games_of_minatar_in_which_qa2c_is_behind_are_those_of_the_data():
     values = defaultdict(list)
     for run in runs_of("minatar"):
         values[run["group"].replace("task1", "all-action"), run["environment"]].append(run["last_evaluation"])
-    intervals = [
-        ttest_ind(
+    intervals = {
+        game: ttest_ind(
             values["all-action", f"MinAtar/{game}-v1"], values["a2c", f"MinAtar/{game}-v1"], equal_var=False
         ).confidence_interval()
         for game in GAMES
-    ]
-    behind, ahead = sum(interval.high < 0 for interval in intervals), sum(interval.low > 0 for interval in intervals)
-    words = {2: "two", 3: "three", 5: "five"}
-    level = len(GAMES) - behind - ahead
-    text = " ".join(README.read_text().split())
-    assert ahead == 0
-    assert f"QA2C is behind A2C in {words[behind]} of {words[len(GAMES)]} games" in text
-    assert f"and level in {words[level]}." in text
+    }
+    assert not any(interval.low > 0 for interval in intervals.values())
+    *others, last = [game for game, interval in intervals.items() if interval.high < 0]
+    assert f"with Pong's settings, on MinAtar's {', '.join(others)} and {last}." in words_of(RESULTS_PAGE)
 
 
 # ---- the rest ----
 
 
+def n_words(*paths):
+    return sum(len(path.read_text().split()) for path in paths)
+
+
+def n_lines(path):
+    return len(path.read_text().splitlines())
+
+
 def test_readme_is_short():
-    assert len(README.read_text().splitlines()) <= 120
+    assert n_lines(README) <= 90
+    assert n_words(README) <= 900
+    # Words of our laboratory, which a visitor does not know
+    assert not re.findall(r"\b(?:goals?|protocol|counterparts?|level|trainings)\b", README.read_text())
+
+
+@pytest.mark.parametrize("path", [of_page(path) for path in STUDY_PAGES])
+def test_page_of_a_study_is_short(path):
+    assert n_lines(path) <= 40
+    assert n_words(path) <= 400
+
+
+def test_changelog_is_short():
+    assert n_lines(CHANGELOG) <= 120
+
+
+# Words, as `wc -w` counts them
+USER_GUIDE = {
+    "index": 200,
+    "quickstart": 700,
+    "own_environment": 700,
+    "tune": 400,
+    "from_a2c_or_ppo": 250,
+    "algorithm": 1200,
+    "qppo": 1200,
+    "reinforce": 250,
+    "rl_zoo": 800,
+    "study": 1100,
+    "exact_resume": 800,
+    "ale_vec_env": 600,
+}
+OTHER_PAGES = {
+    "study_reference": 900,
+    "exact_resume_reference": 1200,
+    "ale_vec_env_reference": 400,
+    "developing": 800,
+    "results": 1000,
+    "results_qppo": 600,
+    "ladder": 500,
+    "protocol": 700,
+}
+
+
+@pytest.mark.parametrize(("name", "limit"), [*USER_GUIDE.items(), *OTHER_PAGES.items()])
+def test_page_is_short(name, limit):
+    assert n_words(DOCS / f"{name}.md") <= limit
+
+
+def test_user_guide_is_short():
+    assert {path.stem for path in DOCS.glob("*.md")} == USER_GUIDE.keys() | OTHER_PAGES.keys()
+    assert n_words(*(DOCS / f"{name}.md" for name in USER_GUIDE)) <= 8200
+
+
+def test_all_pages_together_are_short():
+    assert n_words(*PAGES) <= 27_000
 
 
 def test_badges_and_citation_are_those_of_the_package():
@@ -433,7 +593,7 @@ def test_badges_and_citation_are_those_of_the_package():
     )
     assert badge in README.read_text()
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    changes = (ROOT / "CHANGELOG.md").read_text()
+    changes = CHANGELOG.read_text()
     sections = re.findall(r"^## (\S+) \((.*)\)$", changes, re.MULTILINE)
     # As in SB3, the version in work is a prerelease: 0.2.0a0 until 0.2.0 has a date
     newest, date = sections[0]

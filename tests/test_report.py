@@ -14,6 +14,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
+from benchmarks import pack
 from sb3_qac.__main__ import main
 from sb3_qac.study.analysis import paragraphs, relative_table, statistics
 from sb3_qac.study.loading import load_everything, load_study
@@ -352,9 +353,10 @@ def test_a_damaged_file_of_a_finished_run_is_refused_by_its_name(name, tmp_path)
     (run / "status.json").write_text(json.dumps({"steps": 2000, "finished": True}))
     content = (run / name).read_bytes() if name == "evaluations.npz" else b""
     (run / name).write_bytes(content[: len(content) // 2])
-    for command in (["report", str(tmp_path)], ["pack", str(tmp_path), "--output", str(tmp_path / "packed")]):
-        with pytest.raises(SystemExit, match=rf"^{command[0]}: .*a2c_seed-0/{name} is damaged"):
-            main(command)
+    with pytest.raises(SystemExit, match=rf"^report: .*a2c_seed-0/{name} is damaged"):
+        main(["report", str(tmp_path)])
+    with pytest.raises(SystemExit, match=rf"^pack: .*a2c_seed-0/{name} is damaged"):
+        pack.main([str(tmp_path), "--output", str(tmp_path / "packed")])
 
 
 def test_a_folder_of_studies_is_refused_with_their_names(tmp_path):
@@ -847,7 +849,7 @@ def test_unfinished_runs_of_several_environments_are_told_apart(tmp_path):
 
 
 def test_a_report_names_the_packed_runs_that_have_no_folder(study):
-    assert main(["pack", str(study), "--output", str(study)]) == 0
+    assert pack.main([str(study), "--output", str(study)]) == 0
     assert "Every run in this folder is in the tables." in markdown(study, load_study(study), None)
     shutil.rmtree(study / "a2c_seed-1")
     text = "Every run that has a folder is in the tables. Packed runs that have none are not: a2c_seed-1."
@@ -882,7 +884,7 @@ def test_a_report_names_the_studies_in_its_folder_that_it_leaves_out(study, tmp_
     # The folder of an environment belongs to the study
     write_run(study / "Other-v0", "a2c", 0, [[0, 2]], env_id="Other-v0")
     packed = tmp_path_factory.mktemp("packed")
-    assert main(["pack", str(study), "--output", str(packed)]) == 0
+    assert pack.main([str(study), "--output", str(packed)]) == 0
     for folder in (study, packed):
         text = markdown(folder, load_study(folder), None)
         left_out = "Other studies in its folder are not: falling (2 runs), falling/slowly (1 run)."

@@ -71,7 +71,7 @@ from sb3_qac.common.files import read_json
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume import callback as resume_callback
-from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, save_checkpoint
+from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in, load_checkpoint, newest_checkpoint, save_checkpoint
 from sb3_qac.resume.logs import pack_log, read_log, rewrite_log, unpack_log
 from sb3_qac.resume.state import (
     ObjectState,
@@ -1935,6 +1935,61 @@ def test_what_can_no_longer_be_kept_of_a_callback_is_left_out_and_said(tmp_path)
     assert callback.drawn == drawn and callback.extra is None
 
 
+def tree_with_parents():
+    root = {"children": []}
+    root["children"].append({"parent": root})
+    return root
+
+
+def nested(levels):
+    return [nested(levels - 1)] if levels else []
+
+
+@pytest.mark.parametrize(
+    "value", [tree_with_parents(), nested(400), 10**5000], ids=["contains itself", "400 levels deep", "5,000 digits"]
+)
+def test_data_that_no_checkpoint_can_hold_is_left_out_and_named(value, tmp_path):
+    class Collects(Holder):
+        def _on_step(self):
+            self.extra = value if self.num_timesteps > 640 else None
+            return True
+
+    with pytest.warns(UserWarning, match=r"Checkpoints do not have Collects\.extra\."):
+        make_model(QA2C).learn(1000, [Collects(None), ExactCheckpointCallback(tmp_path, save_freq=200, verbose=0)])
+    assert newest_checkpoint(tmp_path).path.name.startswith("step-000000001024")
+    with pytest.raises(StateError, match=r"Holder\."):
+        make_model(QA2C).learn(64, [Holder(value), ExactCheckpointCallback(tmp_path / "start", verbose=0)])
+
+
+def test_a_run_that_changes_its_working_folder_keeps_its_checkpoints_in_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Moves(BaseCallback):
+        def _on_step(self):
+            os.makedirs("deeper", exist_ok=True)
+            os.chdir(tmp_path / "deeper")
+            return True
+
+    make_model(QA2C).learn(128, [Moves(), ExactCheckpointCallback("run", verbose=0)])
+    assert newest_checkpoint(tmp_path / "run").path.name.startswith("step-000000000128")
+    assert not (tmp_path / "deeper" / "run").exists()
+
+
+def test_an_optimizer_that_the_run_replaces_is_named_in_training_and_refused_at_a_resume(tmp_path):
+    class Replaces(BaseCallback):
+        def _on_rollout_start(self):
+            if self.num_timesteps == 96:
+                self.model.policy.optimizer = th.optim.SGD(self.model.policy.parameters(), 1e-3, momentum=0.9)
+
+        def _on_step(self):
+            return True
+
+    with pytest.warns(UserWarning, match="do not have optimizer.*optimizer is 'SGD', and was 'RMSprop"):
+        make_model(QA2C).learn(160, [Replaces(), ExactCheckpointCallback(tmp_path, verbose=0)])
+    with pytest.raises(StateError, match=r"The optimizer's settings are .*nesterov.*: it is of another class"):
+        make_model(QA2C).learn(320, [Replaces(), ExactCheckpointCallback(tmp_path, verbose=0)])
+
+
 def test_what_can_no_longer_be_read_of_an_environment_does_not_stop_a_training(tmp_path):
     def change(model):
         model.env.envs[0].unwrapped.extra = object()
@@ -2635,6 +2690,32 @@ def test_what_checkpoints_do_not_hold_of_an_environment_is_not_taken(tmp_path):
     assert not env.envs[0].prices.any()
     # How it is shown may be another way
     assert env.render_mode == env.envs[0].render_mode == "rgb_array" and env.envs[0].render() is not None
+
+
+def test_paths_that_a_checkpoint_hides_in_other_data_are_not_set(tmp_path):
+    hidden = dict(
+        table=np.array([("/elsewhere", 1)], dtype=[("file", "U80"), ("n", "i4")]),
+        part=slice("/elsewhere"),
+        raw=b"/else\nwhere",
+    )
+
+    class Writes(BaseCallback):
+        def __init__(self):
+            super().__init__()
+            self.table, self.part, self.raw = np.array([("mine", 1)], dtype=hidden["table"].dtype), slice("mine"), b"mine"
+
+        def _on_step(self):
+            return True
+
+    make_model(QA2C).learn(128, [Writes(), ExactCheckpointCallback(tmp_path, verbose=0)])
+    checkpoint = newest_checkpoint(tmp_path)
+    checkpoint.state["callbacks"][0][1].update(hidden)
+    save_checkpoint(tmp_path, 128, checkpoint.state)
+    callback = Writes()
+    with pytest.warns(UserWarning, match="is not restored, because the checkpoint has a path there") as said:
+        make_model(QA2C).learn(192, [callback, ExactCheckpointCallback(tmp_path, verbose=0)])
+    assert len([warning for warning in said if "has a path there" in str(warning.message)]) >= 3
+    assert callback.table["file"][0] == "mine" and callback.part.stop == "mine" and callback.raw == b"mine"
 
 
 @pytest.mark.parametrize(

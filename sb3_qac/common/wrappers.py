@@ -29,7 +29,8 @@ class EpisodeReplay(gym.Wrapper):
 
     or in RL Zoo's presets ``env_wrapper: sb3_qac.common.wrappers.EpisodeReplay``. The environment may draw random numbers from
     ``np_random``, as gymnasium requires, and from generators that its constructor makes; in ``reset`` also from the global
-    generators of Python, NumPy and PyTorch. If it draws from these in ``step``, a warning says so.
+    generators of Python, NumPy and PyTorch. If it draws from these in ``step``, a warning says so. It must not draw from a
+    generator that it shares with another environment or that is a variable of a module.
 
     :param env: Environment
     """

@@ -128,6 +128,8 @@ class ExactCheckpointCallback(BaseCallback):
         if sum(isinstance(callback, ExactCheckpointCallback) for callback in flatten(self.locals["callback"])) > 1:
             raise ValueError("There are several `ExactCheckpointCallback` among the callbacks: give `learn` one of them.")
         self._begin()
+        # The run may change its working folder
+        self.folder = self.folder.absolute()
         self._lock = take_folder(self.folder)
         try:
             self._start(self.folder)

@@ -78,7 +78,10 @@ def refers_to(policy: nn.Module, value: Any, name: str) -> bool:
     :return: Whether its tensors are those of the policy, as in the result of ``policy.state_dict()``
     :raises StateError: if only some are
     """
-    tensors = list(_tensors_in(value))
+    try:
+        tensors = list(_tensors_in(value))
+    except RecursionError:
+        raise StateError(f"{name} contains itself, or is nested too deeply to be saved.") from None
     if not tensors:
         return False
     own = {tensor.untyped_storage().data_ptr() for tensor in (*policy.parameters(), *policy.buffers()) if tensor.numel() > 0}

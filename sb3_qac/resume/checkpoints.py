@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from numpy.lib.array_utils import byte_bounds
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -276,7 +277,8 @@ class _Encoder:
             array, memory, offset = self.views[id(value)]
             layout = {"shape": list(array.shape), "strides": list(array.strides)}
             tensor = {"tensor": str(value.dtype).removeprefix("torch.")} if isinstance(value, th.Tensor) else {}
-            return {TAG: "view", "name": memory, "dtype": array.dtype.str, "offset": offset, **layout, **tensor}
+            dtype = self._encode_type(array.dtype)
+            return {TAG: "view", "name": memory, "dtype": dtype, "offset": offset, **layout, **tensor}
         # The keys "a/b" and "a", then "b", have the same position
         while name in self.arrays:
             name += "'"
@@ -292,7 +294,11 @@ class _Encoder:
         is_known = array.dtype.isnative and array.dtype.name in ARRAY_TYPES
         stored = array if is_known else np.frombuffer(array.tobytes(), dtype=np.uint8)
         self.arrays[name] = th.from_numpy(np.array(stored))
-        return {TAG: kind, "name": name, "dtype": array.dtype.str, "shape": list(array.shape), "axes": axes}
+        dtype = self._encode_type(array.dtype)
+        return {TAG: kind, "name": name, "dtype": dtype, "shape": list(array.shape), "axes": axes}
+
+    def _encode_type(self, dtype: np.dtype) -> Any:
+        return dtype.str if dtype.names is None else self.encode(dtype_to_descr(dtype), "")
 
 
 def _memory_order(strides: Sequence[int]) -> list[int]:
@@ -406,11 +412,18 @@ def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) 
     if kind == "enum":
         return _decode_member(value)
     if kind == "value":
-        return make_value(value["kind"], tuple(_decode(value["items"], arrays, repeated)))
+        return make_value(value["kind"], tuple(_decode_items(value, arrays, repeated)))
     if kind in CONTAINERS:
-        items = _decode(value["items"], arrays, repeated)
+        items = _decode_items(value, arrays, repeated)
         return deque(items, value["maxlen"]) if kind == "deque" else CONTAINERS[kind](items)
     return _decode_array(value, arrays)
+
+
+def _decode_items(value: dict[str, Any], arrays: dict[str, th.Tensor], repeated: dict[int, Any]) -> list[Any]:
+    if not isinstance(value["items"], list):
+        # A range of billions may stand in its place
+        raise CheckpointError("it has a container without a list of items.")
+    return _decode(value["items"], arrays, repeated)
 
 
 def _decode_member(value: dict[str, Any]) -> enum.Enum:
@@ -443,10 +456,11 @@ def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
 
 def _decode_type(value: Any) -> np.dtype:
     """
-    :param value: Name of the type of an array
+    :param value: Description of the type of an array
     :return: the type
-    :raises ValueError: if its arrays have objects, which are addresses in memory, or fields
+    :raises ValueError: if its arrays have objects, which are addresses in memory
     """
-    if not isinstance(value, str) or np.dtype(value).hasobject or np.dtype(value).names is not None:
-        raise ValueError(f"an array of the type {value}")
-    return np.dtype(value)
+    dtype = descr_to_dtype(_decode(value, {}, {}))
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    return dtype

@@ -32,6 +32,7 @@ from sb3_qac.resume.identity import (
     training_state,
 )
 from sb3_qac.resume.state import (
+    StateError,
     check_objects,
     get_attributes,
     get_plain_attributes,
@@ -259,6 +260,7 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
     check_values(model, state["model"])
     check_objects(here[0], state["rollout_buffer"], "the rollout buffer")
     check_objects(here[1], algorithm, type(model).__name__)
+    _check_same_optimizer(model, state["optimizer"])
     if new_episodes:
         steps = state["model"]["num_timesteps"]
         first_obs = begin_new_episodes(model.env, state["env"], None if model.seed is None else (model.seed, steps, 0))
@@ -290,6 +292,18 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
         if (saved := getattr(model, name)).maxlen != model._stats_window_size:
             setattr(model, name, deque(saved, maxlen=model._stats_window_size))
     model.start_time = time.time_ns() - state["elapsed"]
+
+
+def _check_same_optimizer(model: BaseAlgorithm, state: dict[str, Any]) -> None:
+    now, then = (
+        [sorted(group.keys() - {"params"}) for group in groups]
+        for groups in (model.policy.optimizer.param_groups, state["param_groups"])
+    )
+    if now != then:
+        raise StateError(
+            f"The optimizer's settings are {now}, and were {then}: it is of another class, or has other groups of parameters. "
+            "If the run replaces its optimizer, replace it before `learn`."
+        )
 
 
 def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike, new_episodes: bool = False) -> SelfOnPolicyAlgorithm:

@@ -19,7 +19,7 @@ import sys
 import types
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -31,6 +31,7 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -86,6 +87,8 @@ VALUES: dict[type, tuple[Callable[[Any], tuple], Callable[..., Any]]] = {
         lambda fold, *args: datetime.datetime(*args, fold=fold),
     ),
 }
+# No checkpoint has containers that are nested more deeply (one may contain itself), and whole numbers with more bits
+MOST_LEVELS, MOST_BITS = 100, 14_000
 METHODS = (types.MethodType, types.BuiltinMethodType)
 IMMUTABLE = (str, bytes, int, float, tuple, frozenset)
 PLAIN_DICTS = (dict, OrderedDict)
@@ -191,28 +194,39 @@ def find_member(kind: type[enum.Enum], found_by: dict[str, Any]) -> enum.Enum:
         raise StateError(f"{kind.__module__}.{kind.__qualname__} has no member {member!r}.") from None
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
     """
     :param value: Any object
+    :param levels: How deeply its containers may be nested; one that contains itself is too deep
     :return: Whether it consists only of numbers, strings, further values, members of enums, arrays, tensors and containers of
         these
     """
-    if value is None or type(value) in (bool, int, float, str, bytes, th.Tensor):
+    if type(value) is int:
+        return value.bit_length() <= MOST_BITS
+    if value is None or type(value) in (bool, float, str, bytes, th.Tensor):
         return True
     if isinstance(value, enum.Enum):
         return find_class(kind_of(value)) is type(value)
     if isinstance(value, np.generic):
+        # One with fields is a view of the array that it comes from
         return not value.dtype.hasobject and value.dtype.names is None
     if type(value) is np.ndarray:
-        return not value.dtype.hasobject and value.dtype.names is None
+        return not value.dtype.hasobject and (value.dtype.names is None or _is_described(value.dtype))
     items = items_of(value)
-    if items is not None:
-        return all(is_plain(item) for item in items)
-    if isinstance(value, list | tuple | deque | set | frozenset):
-        return type(value) in (list, tuple, deque, set, frozenset) and all(is_plain(item) for item in value)
-    if isinstance(value, dict):
+    if items is None and type(value) in (list, tuple, deque, set, frozenset):
+        items = value
+    elif items is None and type(value) in PLAIN_DICTS:
         items = (*value.keys(), *value.values())
-        return type(value) in PLAIN_DICTS and all(is_plain(item) for item in items)
+    return items is not None and levels > 0 and all(is_plain(item, levels - 1) for item in items)
+
+
+def _is_described(dtype: np.dtype) -> bool:
+    """
+    :param dtype: Type of an array with fields
+    :return: Whether NumPy's file format has a description of it, as not of fields that overlap
+    """
+    with contextlib.suppress(ValueError):
+        return dtype.itemsize > 0 and descr_to_dtype(dtype_to_descr(dtype)) == dtype
     return False
 
 
@@ -282,24 +296,31 @@ def _paths_in(value: Any) -> Iterator[str]:
     :param value: Any object
     :return: the paths in it and its containers that may lead out of the working folder, and addresses on the net
     """
-    if isinstance(value, dict):
-        yield from _paths_in([*value.keys(), *value.values()])
-    elif isinstance(value, list | tuple | deque | set | frozenset):
-        for item in value:
+    if not isinstance(value, str | PurePath):
+        for item in _parts_with_paths(value):
             yield from _paths_in(item)
-    elif isinstance(value, np.ndarray) and value.dtype.kind in "SU" and value.dtype.itemsize > 1:
-        yield from _paths_in(value.ravel().tolist())
-    elif isinstance(value, bytes):
-        # Most bytes are no text
-        text = os.fsdecode(value)
-        yield from _paths_in([text] if text.isprintable() else [])
-    elif isinstance(value, str | PurePath):
-        text = str(value)
-        # A quick look first. A single character is no path, but may be part of a map
-        if len(text) > 1 and ("/" in text or os.sep in text or text == ".."):
-            path = PurePath(text)
-            if path.anchor or ".." in path.parts or path.parts[0] == "~" or "://" in text:
-                yield text
+        return
+    text = str(value)
+    # A quick look first. A single character is no path, but may be part of a map
+    if len(text) > 1 and ("/" in text or os.sep in text or text == ".."):
+        path = PurePath(text)
+        if path.anchor or ".." in path.parts or path.parts[0] == "~" or "://" in text:
+            yield text
+
+
+def _parts_with_paths(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return (*value.keys(), *value.values())
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return value
+    if isinstance(value, bytes):
+        # More bytes, or a zero among them, are no path
+        return [os.fsdecode(value)] if len(value) < 4096 and 0 not in value else []
+    if isinstance(value, np.ndarray) and value.dtype.names is not None:
+        return [value[name] for name in value.dtype.names]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "SU" and value.dtype.itemsize > 1:
+        return value.ravel().tolist()
+    return items_of(value) or ()
 
 
 def _absolute(path: str) -> PurePath:
@@ -443,16 +464,18 @@ def get_attributes(
     values: dict[str, Any] = {}
     excluded = _excluded(obj)
     for key, value in vars(obj).items():
-        if key in skipped or key in excluded or is_constant(value, seen) or _is_seen(value, seen):
+        if key in skipped or key in excluded:
             continue
-        if left_out is None:
-            values[key] = _attribute_state(value, f"{name}.{key}", seen)
-            continue
-        seen_before = set(seen)
+        path, seen_before = f"{name}.{key}", set(seen)
         try:
-            values[key] = _attribute_state(value, f"{name}.{key}", seen)
+            if not (is_constant(value, seen) or _is_seen(value, seen)):
+                values[key] = _attribute_state(value, path, seen)
         except (StateError, RecursionError) as error:
-            left_out[f"{name}.{key}"] = str(error)
+            if isinstance(error, RecursionError):
+                error = StateError(f"{path} contains itself, or is nested too deeply to be saved.")
+            if left_out is None:
+                raise error from None
+            left_out[path] = str(error)
             # Another attribute may have what was seen of this one
             seen.intersection_update(seen_before)
     return values

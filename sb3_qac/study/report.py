@@ -18,7 +18,6 @@ from tqdm.auto import tqdm
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.study.analysis import (
-    PUBLISHED,
     counted,
     number_as_text,
     over_environments,
@@ -27,7 +26,7 @@ from sb3_qac.study.analysis import (
     statistics,
 )
 from sb3_qac.study.catalogue import field_name
-from sb3_qac.study.diagnose import tables as diagnosis_tables
+from sb3_qac.study.diagnosis_tables import diagnosis_tables
 from sb3_qac.study.loading import load_study, other_studies, packed_only
 from sb3_qac.study.records import CURVES, Groups, Record, records_of
 from sb3_qac.study.statistics import RelativeReturns, mean_with_error, pooled, relative_returns
@@ -491,9 +490,6 @@ def _different(found: dict[str, dict[str, Any]]) -> list[str]:
 
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
     lines = [*table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
-    if env_id in PUBLISHED:
-        lines += ["Published figures, measured with other protocols:", "", "| | score |", "|---|---|"]
-        lines += [f"| {source} | {score} |" for source, score in PUBLISHED[env_id].items()] + [""]
     analysis = list(paragraphs(groups, goal))
     if analysis:
         lines += [f"{heading} Analysis", "", *analysis, ""]
