@@ -1829,7 +1829,7 @@ def test_callbacks_of_sb3_and_rl_zoo_and_wandb_are_taken(tmp_path, monkeypatch):
         ]
         model = make_model(QA2C, folder)
         try:
-            return model.learn(1000, every, None, progress_bar=True)
+            return model.learn(600, every, None, progress_bar=True)
         finally:
             model.logger.close()
             model.env.close()
@@ -1837,7 +1837,7 @@ def test_callbacks_of_sb3_and_rl_zoo_and_wandb_are_taken(tmp_path, monkeypatch):
     with wandb.init(mode="disabled"):
         straight = learn(tmp_path / "one")
         with pytest.raises(Interrupted):
-            learn(tmp_path / "other", stop=600)
+            learn(tmp_path / "other", stop=420)
         assert_same_parameters(learn(tmp_path / "other"), straight)
     rows = []
     for folder in (tmp_path / "one", tmp_path / "other"):
@@ -2056,10 +2056,10 @@ def test_killed_trainings_go_on_exactly(algo, stack, seed, tmp_path):
 
 
 def zoo_arguments(*arguments):
-    callback = "callback:{'sb3_qac.common.callbacks.ExactCheckpointCallback': dict(save_freq=1000)}"
+    callback = "callback:{'sb3_qac.common.callbacks.ExactCheckpointCallback': dict(save_freq=400)}"
     return [
-        *("--algo", "qa2c", "--env", "CartPole-v1", "--n-timesteps", "6000", "--device", "cpu", "--num-threads", "1"),
-        *("--eval-freq", "2000", "--log-interval", "10", "--log-folder", "logs", "--hyperparams", callback, *arguments),
+        *("--algo", "qa2c", "--env", "CartPole-v1", "--n-timesteps", "4000", "--device", "cpu", "--num-threads", "1"),
+        *("--eval-freq", "1600", "--log-interval", "10", "--log-folder", "logs", "--hyperparams", callback, *arguments),
     ]
 
 
@@ -2084,8 +2084,6 @@ def test_a_zoo_command_run_again_goes_on_with_its_seed_in_the_same_folder_and_wa
     assert start_and_kill(command, killed, signal.SIGKILL, environment, step=2000) == -signal.SIGKILL
     run = killed / "logs" / "qa2c" / "CartPole-v1_1"
     seed = read_json(run / "checkpoints" / "run.json")["seed"]
-    if os.name == "posix":
-        assert start_and_kill(command, killed, signal.SIGTERM, environment, step=5000) == -signal.SIGTERM
     # What does not change the numbers may change
     output = subprocess.run(
         [*command, "--verbose", "0"], cwd=killed, env=environment, check=True, capture_output=True, text=True
@@ -2093,7 +2091,7 @@ def test_a_zoo_command_run_again_goes_on_with_its_seed_in_the_same_folder_and_wa
     assert f"Seed: {seed}, from the run" in output.stdout and "Resuming from step" in output.stdout
     assert dict(yaml.load((run / "CartPole-v1" / "args.yml").read_text(), Loader=yaml.UnsafeLoader))["seed"] == seed
     assert read_json(run / "checkpoints" / "run.json").items() >= {"seed": seed, "finished": True}.items()
-    # W&B may have lost that of the processes that were killed
+    # W&B may have lost that of the process that was killed
     assert wandb_configs(killed)[-1]["seed"] == seed
 
     # As if it had been given, and the training never stopped
@@ -2116,17 +2114,19 @@ def test_a_zoo_command_run_again_goes_on_with_its_seed_in_the_same_folder_and_wa
         for name in ("time/fps", "_timestamp", "_runtime"):
             row.pop(name, None)
     # The last part has them all, with W&B's steps as if there had been one process; those before were cut short
-    assert parts[-1] == rows and len(rows) > 10
+    assert parts[-1] == rows and len(rows) > 8
     assert all(part == rows[: len(part)] for part in parts)
     assert [row["_step"] for row in rows] == list(range(len(rows)))
-    assert wandb_ids(killed) == {wandb_run_id(run / "checkpoints")} and len(parts) == 3
+    assert wandb_ids(killed) == {wandb_run_id(run / "checkpoints")} and len(parts) == 2
 
 
 def test_only_an_unfinished_run_of_the_same_command_is_gone_on_with(tmp_path):
+    run_file = {"hyperparams": None, "seed": 1, "num_timesteps": 100, "wandb": None}
+
     def run(number, command, finished):
         folder = tmp_path / f"CartPole-v1_{number}" / "checkpoints"
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text(json.dumps({"command": command, "finished": finished, "wandb": None}))
+        (folder / "run.json").write_text(json.dumps({**run_file, "command": command, "finished": finished}))
 
     command = ["train.py", "--algo", "qa2c", "--seed", "1"]
     run(1, command, False)
@@ -2349,7 +2349,7 @@ def test_an_evaluation_writes_its_files_again_where_they_are_of_after_the_checkp
 def test_a_missing_best_model_is_named(tmp_path):
     def learn(steps):
         env = make_vec_env("CartPole-v1", 1, seed=5)
-        evaluation = EvalCallback(env, eval_freq=20, verbose=0, best_model_save_path=tmp_path)
+        evaluation = EvalCallback(env, n_eval_episodes=1, eval_freq=20, verbose=0, best_model_save_path=tmp_path)
         make_model(QA2C).learn(steps, [evaluation, ExactCheckpointCallback(tmp_path / "checkpoints", verbose=0)])
 
     learn(160)

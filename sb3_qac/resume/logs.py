@@ -32,53 +32,60 @@ Output = TypeVar("Output", bound=KVWriter)
 LOGGED = ("name_to_value", "name_to_count", "name_to_excluded")
 
 
-def logs_state(logger: Logger, envs: Sequence[VecEnv], folder: Path) -> dict[str, Any]:
+class Logs:
     """
-    :param logger: Logger of a run
-    :param envs: All environments of the run
-    :param folder: Folder of the checkpoints
-    :return: the content of the log files, and where TensorBoard's are
-    """
-    tensorboard = [Path(output.writer.log_dir) for output in outputs_of(logger, TensorBoardOutputFormat)]
-    for log_dir in tensorboard:
-        sync_files(log_dir)
-    return {
-        "csv_keys": [list(output.keys) for output in outputs_of(logger, CSVOutputFormat)],
-        "tensorboard": [os.path.relpath(log_dir, folder) for log_dir in tensorboard],
-        "logs": [pack_log(read_log(file)) for file in open_logs(logger, envs)],
-    }
+    The log files of a run.
 
+    :param logger: Its logger
+    :param envs: All its environments
+    :param folder: Folder of its checkpoints
+    """
 
-def contents_of(state: dict[str, Any], logger: Logger, envs: Sequence[VecEnv]) -> list[bytes]:
-    """
-    :param state: Result of ``logs_state``
-    :param logger: Logger of the run that resumes
-    :param envs: All environments of that run
-    :return: the content of each log file
-    :raises CheckpointError: if this run has other files
-    """
-    csv_formats = outputs_of(logger, CSVOutputFormat)
-    check_same_number("CSV logs are open", csv_formats, state["csv_keys"], "give the logger the same outputs")
-    logs = open_logs(logger, envs)
-    check_same_number("log files are open", logs, state["logs"], "give the environments and the logger the same files")
-    return [unpack_log(packed) for packed in state["logs"]]
+    def __init__(self, logger: Logger, envs: Sequence[VecEnv], folder: Path) -> None:
+        self.csv_formats = outputs_of(logger, CSVOutputFormat)
+        self.tensorboards = outputs_of(logger, TensorBoardOutputFormat)
+        # What monitors and the logger append to
+        self.files = [writer.file_handler for env in envs for writer in results_writers(env)]
+        for output in logger.output_formats:
+            own_text = isinstance(output, HumanOutputFormat) and output.own_file
+            if own_text or isinstance(output, CSVOutputFormat | JSONOutputFormat):
+                self.files.append(output.file)  # type: ignore[attr-defined]
+        self.folder = folder
 
+    def state(self) -> dict[str, Any]:
+        """:return: the content of the log files, and where TensorBoard's are"""
+        log_dirs = [Path(output.writer.log_dir) for output in self.tensorboards]
+        for log_dir in log_dirs:
+            sync_files(log_dir)
+        return {
+            "csv_keys": [list(output.keys) for output in self.csv_formats],
+            "tensorboard": [os.path.relpath(log_dir, self.folder) for log_dir in log_dirs],
+            "logs": [pack_log(read_log(file)) for file in self.files],
+        }
 
-def restore_logs(state: dict[str, Any], contents: list[bytes], logger: Logger, envs: Sequence[VecEnv], folder: Path) -> None:
-    """
-    :param state: Result of ``logs_state``
-    :param contents: Result of ``contents_of``
-    :param logger: Logger of the run that resumes
-    :param envs: All environments of that run
-    :param folder: Folder of the checkpoints
-    """
-    for csv_format, keys in zip(outputs_of(logger, CSVOutputFormat), state["csv_keys"], strict=True):
-        csv_format.keys = keys
-    for output, log_dir in zip(outputs_of(logger, TensorBoardOutputFormat), state["tensorboard"], strict=False):
-        # Without a look at the disk, as it was made: ".." behind a symbolic link leads elsewhere
-        resume_tensorboard(output, Path(os.path.abspath(folder / log_dir)))
-    for file, content in zip(open_logs(logger, envs), contents, strict=True):
-        rewrite_log(file, content)
+    def contents_of(self, state: dict[str, Any]) -> list[bytes]:
+        """
+        :param state: Result of ``state``
+        :return: the content of each log file
+        :raises CheckpointError: if this run has other files
+        """
+        check_same_number("CSV logs are open", self.csv_formats, state["csv_keys"], "give the logger the same outputs")
+        advice = "give the environments and the logger the same files"
+        check_same_number("log files are open", self.files, state["logs"], advice)
+        return [unpack_log(packed) for packed in state["logs"]]
+
+    def restore(self, state: dict[str, Any], contents: list[bytes]) -> None:
+        """
+        :param state: Result of ``state``
+        :param contents: Result of ``contents_of``
+        """
+        for csv_format, keys in zip(self.csv_formats, state["csv_keys"], strict=True):
+            csv_format.keys = keys
+        for output, log_dir in zip(self.tensorboards, state["tensorboard"], strict=False):
+            # Without a look at the disk, as it was made: ".." behind a symbolic link leads elsewhere
+            resume_tensorboard(output, Path(os.path.abspath(self.folder / log_dir)))
+        for file, content in zip(self.files, contents, strict=True):
+            rewrite_log(file, content)
 
 
 def outputs_of(logger: Logger, kind: type[Output]) -> list[Output]:
@@ -88,21 +95,6 @@ def outputs_of(logger: Logger, kind: type[Output]) -> list[Output]:
     :return: the logger's outputs of this class
     """
     return [output for output in logger.output_formats if isinstance(output, kind)]
-
-
-def open_logs(logger: Logger, envs: Sequence[VecEnv]) -> list[IO[str]]:
-    """
-    :param logger: Logger of a run
-    :param envs: All environments of the run
-    :return: the files that monitors and the logger append to
-    """
-    files = [writer.file_handler for env in envs for writer in results_writers(env)]
-    for output in logger.output_formats:
-        if isinstance(output, CSVOutputFormat | JSONOutputFormat) or (
-            isinstance(output, HumanOutputFormat) and output.own_file
-        ):
-            files.append(output.file)
-    return files
 
 
 def rows_state(logger: Logger) -> dict[str, dict[str, Any]]:

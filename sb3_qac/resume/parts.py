@@ -18,7 +18,7 @@ from sb3_qac.resume.callback_state import CALLBACK_ATTRIBUTES_SKIPPED, callback_
 from sb3_qac.resume.checkpoints import CheckpointError
 from sb3_qac.resume.environments import NEW_EPISODES, begin_new_episodes, restore_environments, take_environments
 from sb3_qac.resume.identity import different_settings, training_settings
-from sb3_qac.resume.logs import LogIntervalCallback, contents_of, logs_state, restore_logs, restore_rows, rows_state
+from sb3_qac.resume.logs import LogIntervalCallback, Logs, restore_rows, rows_state
 from sb3_qac.resume.model import model_state, parts_of, plain_attributes, restore_model, without_settings
 from sb3_qac.resume.state import (
     ObjectState,
@@ -154,7 +154,7 @@ class RunState:
         :return: the state, not checked
         """
         logger, (env, *evaluation_envs) = self.model.logger, self._envs()
-        logs = logs_state(logger, [env, *evaluation_envs], self.folder)
+        logs = Logs(logger, [env, *evaluation_envs], self.folder).state()
         seen = self._seen()
         state = model_state(self.model, seen, left_out, self.new_episodes)
         algorithm, before = state["algorithm"], self.attributes
@@ -205,7 +205,8 @@ class RunState:
         """
         logger, envs = self.model.logger, self._envs()
         self._check_callbacks(state["callbacks"])
-        contents = contents_of(state, logger, envs)
+        logs = Logs(logger, envs, self.folder)
+        contents = logs.contents_of(state)
         restore_model(self.model, state, self.new_episodes)
         called_before = self._called_before()
         for callback, (_, values) in zip(self.callbacks(), state["callbacks"], strict=True):
@@ -215,7 +216,7 @@ class RunState:
             set_attributes(callback, copy.deepcopy(plain) if id(callback) in called_before else plain)
         self._restore_evaluations(envs[1:], state)
         self.objects_before = dict(state["objects"])
-        restore_logs(state, contents, logger, envs, self.folder)
+        logs.restore(state, contents)
         self.wandb_rows = state["wandb_rows"]
         restore_wandb(logger, self.wandb_rows, state["logs_to_wandb"])
         # The run began with its first start

@@ -50,10 +50,8 @@ def unfinished_run(
             known = json.loads((run / "checkpoints" / "run.json").read_text())
         except (OSError, ValueError):
             continue
-        finished = known["finished"] and has_agent(run, env_name, known.get("num_timesteps"))
-        # Runs of earlier versions of this package have none
-        same = hyperparams is None or known.get("hyperparams", hyperparams) == hyperparams
-        same = same and (seed is None or known.get("seed", seed) == seed)
+        finished = known["finished"] and has_agent(run, env_name, known["num_timesteps"])
+        same = hyperparams in (None, known["hyperparams"]) and seed in (None, known["seed"])
         same = same and (command is None or _what_is_run(known["command"]) == _what_is_run(command))
         if not finished and same:
             try:

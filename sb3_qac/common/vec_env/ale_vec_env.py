@@ -340,8 +340,7 @@ class AleVecEnv(VecEnv):
         :param state: Result of ``get_state``
         :raises ValueError: if the environments that it was taken from have other arguments
         """
-        # Those of earlier versions have none, or not all
-        there = {**self._arguments, **state.get("arguments", {})}
+        there = state["arguments"]
         different = [
             f"`{name}` is {value}, and was {there[name]}" for name, value in self._arguments.items() if value != there[name]
         ]
@@ -383,8 +382,7 @@ class AleVecEnv(VecEnv):
             )
         self._actions, self._n_steps, self._first_steps = bytearray(actions.tobytes()), len(actions), first_steps.copy()
         self._screen, self._lives, self._first_frames = frames, state["lives"], state["first_frames"]
-        # Earlier checkpoints tell lost lives of games without FIRE too
-        self._must_fire, self._returns = state["life_lost"] & self._fires, state["returns"].copy()
+        self._must_fire, self._returns = state["life_lost"].copy(), state["returns"].copy()
         self._state_to_set, self._mid_step = None, False
 
     def close(self) -> None:
