@@ -23,7 +23,7 @@ copyright = "2026, sb3_qac contributors"
 release = version = (ROOT / "sb3_qac" / "version.txt").read_text().strip()
 
 root_doc = "docs/index"
-include_patterns = ["docs/**", "results/**/*.md", "CHANGELOG.md"]
+include_patterns = ["docs/**", "results/**/*.md", "benchmarks/README.md", "CHANGELOG.md"]
 exclude_patterns = ["docs/_build", "docs/upstream", ".*", "build", "dist", "logs", "studies", "wandb"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 
