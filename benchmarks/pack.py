@@ -193,7 +193,7 @@ def command_of(settings: dict[str, Any]) -> str:
     group, given = field_name(settings["group"]), settings.get("hyperparams") or {}
     of_group = TASKS.get(group, ("", {}))[1]
     # A group may be one of a file of the user's
-    if {**given, **of_group} != given or group not in (*TASKS, settings["algo"]):
+    if {**given, **of_group} != given or group not in (*TASKS, settings.get("algo", group)):
         return ""
     words = ["python", "-m", "sb3_qac", "study", settings["env_id"], "--algos", settings["group"]]
     words += ["--seeds", str(settings["seed"])]

@@ -56,7 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": dict(native=True, dtype="bfloat16"),
 }
 # Rollouts shorter than this are measured several at a time
-MIN_STEPS = 100
+MIN_STEPS = 50
 # Linux's own figures of this process
 PROCESS_STATUS = Path("/proc/self/status")
 

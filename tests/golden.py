@@ -14,6 +14,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+# It replaces gymnasium's TimeLimit, which the checkpoints have; a report no longer imports it
+import rl_zoo3  # noqa: F401
 import torch as th
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm

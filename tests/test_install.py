@@ -75,7 +75,7 @@ def test_literal_command_works_after_one_install_and_nothing_stays_after_an_unin
 def test_wheel_holds_the_package_the_presets_and_the_start_up_files(wheel):
     names = set(zipfile.ZipFile(wheel[0]).namelist())
     assert {"sb3_qac_zoo_hook.pth", "sb3_qac_zoo_hook.start", "sb3_qac_zoo_hook.py"} <= names
-    assert {"sb3_qac/hyperparams/qa2c.yml", "sb3_qac/hyperparams/a2c.yml", "sb3_qac/py.typed"} <= names
+    assert {"sb3_qac/hyperparams/qa2c.yml", "sb3_qac/hyperparams/studies/pong.yml", "sb3_qac/py.typed"} <= names
     others = [name for name in names if name.split("/")[0] not in ("sb3_qac",) and ".dist-info/" not in name]
     assert sorted(others) == ["sb3_qac_zoo_hook.pth", "sb3_qac_zoo_hook.py", "sb3_qac_zoo_hook.start"]
 
