@@ -14,7 +14,7 @@ endif
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := setup.py startup tests sb3_qac docs/conf.py results
+SOURCES := setup.py startup tests sb3_qac benchmarks docs/conf.py
 
 .PHONY: help train train-qppo train-qa2c test test-slow test-gpu docs lint type format clean
 

@@ -9,16 +9,12 @@ from collections.abc import Sequence
 
 from sb3_qac import __version__
 from sb3_qac.commands import (
-    benchmark,
     diagnose,
     doctor,
     evaluate,
     export,
-    pack,
     presets,
-    references,
     report,
-    search,
     study,
     video,
     zoo,
@@ -36,16 +32,12 @@ def make_parser() -> argparse.ArgumentParser:
     for command in (
         zoo,
         doctor,
-        benchmark,
         study,
-        search,
         report,
-        pack,
         diagnose,
         evaluate,
         export,
         video,
-        references,
         presets,
     ):
         command.add_parser(commands)

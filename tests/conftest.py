@@ -65,9 +65,3 @@ def quick_bootstrap(monkeypatch):
     monkeypatch.setattr(analysis, "N_BOOTSTRAP", 50)
     monkeypatch.setattr(analysis, "N_BOOTSTRAP_OF_RANKS", 50)
     monkeypatch.setattr(statistics, "N_BOOTSTRAP_OF_RANKS", 50)
-
-
-@pytest.fixture
-def quick_noise(monkeypatch):
-    """Ladders whose pages measure the noise of gradients in a twentieth of the steps, which would take most of the time."""
-    monkeypatch.setattr("sb3_qac.study.ladder.N_STEPS_OF_VARIANCE", 1000)

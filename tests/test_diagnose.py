@@ -19,9 +19,8 @@ from sb3_qac.__main__ import main
 from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.common.wrappers import EpisodeReplay
-from sb3_qac.resume.state import get_state, set_state
-from sb3_qac.study import diagnose
-from sb3_qac.study.branching import (
+from sb3_qac.diagnose import diagnose_model
+from sb3_qac.diagnose.branching import (
     Branches,
     horizon_of,
     judge_branches,
@@ -29,8 +28,12 @@ from sb3_qac.study.branching import (
     set_with_new_randomness,
     with_new_randomness,
 )
-from sb3_qac.study.diagnose import diagnose_model, diagnose_run, judge_critic, tables
-from sb3_qac.study.gradients import ESTIMATORS, Batch, GradientMoments, batch_of, estimators_of, gradient_of, scale_of
+from sb3_qac.diagnose.critic import judge_critic
+from sb3_qac.diagnose.gradients import ESTIMATORS, Batch, GradientMoments, batch_of, estimators_of, gradient_of, scale_of
+from sb3_qac.resume.state import get_state, set_state
+from sb3_qac.study import diagnosis
+from sb3_qac.study.diagnosis import diagnose_run
+from sb3_qac.study.diagnosis_tables import diagnosis_tables
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.manager import environments_of
 from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION
@@ -136,6 +139,10 @@ def test_estimators_have_the_weights_of_their_names():
         (gradient,) = th.autograd.grad(estimator(batch), [logits], retain_graph=True)
         (expected,) = th.autograd.grad(-(log_probs * weights[name]).sum() / 5, [logits], retain_graph=True)
         th.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+
+
+def test_the_estimators_that_reports_compare_are_measured():
+    assert {ALL_ACTION, A2C_WEIGHT} <= set(ESTIMATORS)
 
 
 def test_noise_alone_is_not_a_gradient():
@@ -254,7 +261,7 @@ def test_a_run_is_diagnosed_at_its_start_and_end(tmp_path):
     assert len(logs) == 2 and sorted(tmp_path.rglob("events.out.tfevents*")) == logs
     assert json.loads((Path(task1.folder) / "diagnosis.json").read_text()) == results
     # 7 estimators and a critic at each of both points, and their heads
-    assert len(list(tables(results))) == 2 * 7 + 2 + 1 + 2 + 2
+    assert len(list(diagnosis_tables(results))) == 2 * 7 + 2 + 1 + 2 + 2
     with pytest.raises(SystemExit, match=r"is a run of a2c, but only runs of qa2c and qppo can be diagnosed"):
         main(["diagnose", a2c.folder])
 
@@ -265,7 +272,7 @@ def test_results_of_runs_before_one_that_cannot_be_diagnosed_are_printed(monkeyp
             raise ValueError("no run of a study")
         return []
 
-    monkeypatch.setattr(diagnose, "diagnose_run", diagnose_run)
+    monkeypatch.setattr(diagnosis, "diagnose_run", diagnose_run)
     with pytest.raises(SystemExit, match="diagnose: no run of a study"):
         main(["diagnose", "one/good", "other/good", "bad"])
     printed = capsys.readouterr().out
@@ -277,7 +284,7 @@ def test_results_of_runs_before_one_that_cannot_be_diagnosed_are_printed(monkeyp
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [("evaluate", "agents.evaluate_agent"), ("video", "video.record_videos"), ("diagnose", "diagnose.diagnose_run")],
+    [("evaluate", "agents.evaluate_agent"), ("video", "video.record_videos"), ("diagnose", "diagnosis.diagnose_run")],
 )
 def test_json_has_null_where_a_number_is_not_finite(command, function, monkeypatch, capsys):
     monkeypatch.setattr(f"sb3_qac.study.{function}", lambda *arguments: {"some": [1.5, math.nan, -math.inf]})
@@ -698,7 +705,7 @@ def test_states_are_cloned_in_sb3s_environments(n_states, native, begun, monkeyp
         assert run.native == native
         raise Stop
 
-    monkeypatch.setattr(diagnose, "environments_of", environments)
+    monkeypatch.setattr(diagnosis, "environments_of", environments)
     with pytest.raises(Stop):
         diagnose_run(Path(begun.folder), n_states=n_states)
 
@@ -713,14 +720,14 @@ def test_a_run_is_diagnosed_with_as_many_environments_as_it_was_trained_in(begun
     config = Path(begun.folder, begun.env_id, "config.yml")
     config.parent.mkdir()
     config.write_text("n_envs: 3\n")
-    monkeypatch.setattr(diagnose, "check_same_environments", lambda run, folder: None)
-    monkeypatch.setattr(diagnose, "environments_of", environments)
+    monkeypatch.setattr(diagnosis, "check_same_environments", lambda run, folder: None)
+    monkeypatch.setattr(diagnosis, "environments_of", environments)
     with pytest.raises(Stop):
         diagnose_run(Path(begun.folder))
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(begun, monkeypatch):
-    monkeypatch.setattr(diagnose, "environments_of", lambda run: pytest.fail("A measurement began"))
+    monkeypatch.setattr(diagnosis, "environments_of", lambda run: pytest.fail("A measurement began"))
     # The tests may run as a user who may write everywhere
     monkeypatch.setattr("tempfile.TemporaryFile", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(

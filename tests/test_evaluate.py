@@ -14,7 +14,7 @@ from sb3_qac import QA2C
 from sb3_qac.__main__ import main
 from sb3_qac.common.vec_env import AleVecEnv
 from sb3_qac.study.agents import evaluate_agent, evaluation_line, export_agent
-from sb3_qac.study.diagnose import diagnose_run
+from sb3_qac.study.diagnosis import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.loading import load_run
 

@@ -1,6 +1,7 @@
 """Imports go one way: the algorithm at the bottom, RL Zoo and the command line on top."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +12,12 @@ PACKAGE = Path(__file__).parent.parent / "sb3_qac"
 COMMANDS = (
     "zoo",
     "doctor",
-    "benchmark",
     "study",
-    "search",
     "report",
-    "pack",
     "diagnose",
     "evaluate",
     "export",
     "video",
-    "references",
     "presets",
 )
 # Who may import whom: what a package imports of the others. Nobody imports what stands above it
@@ -28,11 +25,13 @@ BELOW = {
     "common": set(),
     "qa2c": {"common"},
     "qppo": {"common", "qa2c"},
+    "pqn": {"common", "qa2c"},
     "reinforce": {"common"},
     "resume": {"common"},
-    "zoo": {"common", "qa2c", "qppo", "reinforce", "resume"},
+    "diagnose": {"common", "qa2c", "qppo", "resume"},
+    "zoo": {"common", "qa2c", "qppo", "pqn", "reinforce", "resume"},
     "doctor": {"zoo"},
-    "study": {"common", "qa2c", "qppo", "reinforce", "resume", "zoo"},
+    "study": {"common", "qa2c", "qppo", "resume", "diagnose", "zoo"},
     "commands": {"common", "doctor", "study", "zoo"},
     "__main__": {"commands"},
     # The package itself, which gives the algorithms, and the documented path of what `resume` and `common.curves` have
@@ -41,15 +40,14 @@ BELOW = {
 }
 # A module of study imports those on floors below its own
 STUDY_FLOORS = [
-    {"branching", "catalogue", "pqn", "records", "references", "run"},
-    {"callbacks", "gradients", "progress", "snapshots", "statistics"},
+    {"catalogue", "diagnosis_tables", "records", "run"},
+    {"callbacks", "progress", "snapshots", "statistics"},
     {"analysis", "manager", "pack"},
     {"loading"},
     {"agents", "train"},
     {"workers"},
-    {"diagnose", "grid", "video"},
-    {"benchmark", "report", "search"},
-    {"ladder", "until_return"},
+    {"diagnosis", "grid", "video"},
+    {"report"},
 ]
 
 
@@ -107,9 +105,15 @@ def test_modules_of_study_import_only_those_below_them():
         assert not {name for name in imports_of(module) if floors.get(name, -1) >= floor}
 
 
+def test_the_package_knows_nothing_of_what_made_its_evidence():
+    """``benchmarks`` is not installed with it."""
+    for path in MODULES.values():
+        assert not re.search(r"^\s*(from|import) (benchmarks|tests)\b", path.read_text(), re.MULTILINE), path
+
+
 def test_environments_and_algorithms_know_nothing_of_resume():
     for module in MODULES:
-        if part_of(module) in ("common", "qa2c", "qppo", "reinforce"):
+        if part_of(module) in ("common", "qa2c", "qppo", "pqn", "reinforce"):
             assert not {name for name in imports_of(module) if part_of(name) == "resume"}
 
 
@@ -147,12 +151,3 @@ def test_help_of_every_command_imports_neither_pytorch_nor_rl_zoo(arguments):
     program = f"import runpy; sys.argv = {['sb3_qac', *arguments, '--help']}; runpy.run_module('sb3_qac', run_name='__main__')"
     printed = run_without(("torch", "rl_zoo3", "stable_baselines3", "resource"), program)
     assert printed.startswith("usage: python -m sb3_qac")
-
-
-def test_doctor_runs_where_python_has_no_resource_module():
-    """It is not there on Windows."""
-    program = (
-        "import runpy; sys.argv = ['sb3_qac', 'doctor', '--json']; from sb3_qac.study import benchmark\n"
-        "runpy.run_module('sb3_qac', run_name='__main__')"
-    )
-    assert '"what": "RL Zoo"' in run_without(("resource",), program)

@@ -20,10 +20,10 @@ from sb3_qac import QA2C, QPPO
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.policies import PixelActorCriticCnnPolicy
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN
+from sb3_qac.pqn import PQN
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, MultiInputActorCriticQPolicy
-from sb3_qac.study.catalogue import ABLATION, STUDIES, TASKS, study_of
+from sb3_qac.study.catalogue import STUDIES, TASKS, study_of
 from sb3_qac.study.manager import StudyManager, use_device_buffer, use_lean_cnn
-from sb3_qac.study.pqn import PQN
 from sb3_qac.study.run import Run
 from sb3_qac.zoo import register
 
@@ -178,6 +178,9 @@ def test_qppo_and_its_variant_on_the_sampled_action_have_the_same_network(env_id
     """All of it, normalisation too: they differ in the estimator only."""
     qppo, sampled = (study_model(name, tmp_path / name, env_id=env_id) for name in ("qppo", "qppo-sampled"))
     assert shapes(sampled) == shapes(qppo) and repr(sampled.policy) == repr(qppo.policy)
+
+
+ABLATION = {name: changes for name, (_, changes) in STUDIES["ablation"].tasks.items()}
 
 
 @pytest.mark.filterwarnings("ignore:.*mini-?batch:UserWarning")

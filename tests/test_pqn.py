@@ -1,11 +1,8 @@
 """PQN, the peer of studies: its targets, its actions, its update, and that it learns and resumes."""
 
 import copy
-import dataclasses
 import inspect
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,11 +18,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_qac.common.torch_layers import SharedMlp
+from sb3_qac.pqn import PQN
 from sb3_qac.resume import ExactCheckpointCallback
-from sb3_qac.study.agents import export_agent
 from sb3_qac.study.grid import make_grid
 from sb3_qac.study.manager import StudyManager
-from sb3_qac.study.pqn import PQN
 from sb3_qac.zoo import presets
 from tests.envs import ENDS, InterruptAt, Interrupted, ScriptedEnv
 from tests.test_qa2c import parameters, update_figures
@@ -242,14 +238,10 @@ def test_a_study_trains_it_with_its_presets(env_id, tmp_path):
     assert (model.n_steps * model.n_envs) % model.batch_size == 0 and model.lr_schedule(0) == 0
 
 
-def test_an_agent_that_rl_zoo_cannot_play_is_not_exported(tmp_path):
-    (run,) = make_grid("CartPole-v1", ["pqn"], [0], tmp_path)
-    folder = Path(run.folder)
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps(dataclasses.asdict(run)))
-    with pytest.raises(ValueError, match="is a run of pqn, which only this package's studies know"):
-        export_agent(folder, tmp_path / "agents")
-    assert not (tmp_path / "agents").exists()
+def test_train_and_enjoy_commands_of_rl_zoo(tmp_path, rl_zoo):
+    settings = ["--algo", "pqn", "--env", "CartPole-v1", "-n", 200]
+    rl_zoo("train", *settings, "--eval-freq", -1, "-f", "logs", cwd=tmp_path)
+    assert "Loading logs/pqn" in rl_zoo("enjoy", *settings, "-f", "logs", "--no-render", cwd=tmp_path)
 
 
 def test_learns_the_identity():

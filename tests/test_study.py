@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import types
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -39,6 +39,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 import sb3_qac
+from benchmarks.pack import command_of
 from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
 from sb3_qac.common.buffers import DeviceRolloutBuffer
@@ -49,11 +50,10 @@ from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import checkpoints_in, load_checkpoint
 from sb3_qac.study.agents import final_agent
 from sb3_qac.study.callbacks import EvaluateFromReturn, StatusCallback
-from sb3_qac.study.catalogue import BENCHMARKED, STUDIES, field_name
+from sb3_qac.study.catalogue import STUDIES, TASKS, field_name
 from sb3_qac.study.grid import make_grid, notes, run_study
 from sb3_qac.study.loading import load_run, load_study, read_config
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
-from sb3_qac.study.pack import command_of
 from sb3_qac.study.progress import status_table, summary
 from sb3_qac.study.report import warnings_of
 from sb3_qac.study.run import Run, name_of_env, read_run
@@ -108,6 +108,76 @@ def test_a_run_that_is_there_by_its_other_name_is_not_trained_again(first, secon
         run_study(make_grid("cartpole", [second], [0], tmp_path))
 
 
+STUDY_FILE = """
+environments: [CartPole-v1, Acrobot-v1]
+groups:
+  a2c:
+  qppo-wide: {algo: qppo, hyperparams: {n_envs: 4, policy_kwargs: "dict(net_arch=[8])"}}
+seeds: [3]
+steps: 1000
+stop_return: 400
+eval_episodes: 2
+deterministic: true
+wandb: disabled
+"""
+
+
+def test_a_study_can_be_a_file_of_the_users(tmp_path):
+    (path := tmp_path / "mine.yml").write_text(STUDY_FILE)
+
+    def runs_of(*options):
+        return grid_of(make_parser().parse_args(["study", str(path), *options]), tmp_path)
+
+    runs = runs_of()
+    assert [(run.env_id, run.group, run.algo) for run in runs] == [
+        (env_id, group, algo)
+        for env_id in ("CartPole-v1", "Acrobot-v1")
+        for group, algo in (("a2c", "a2c"), ("qppo-wide", "qppo"))
+    ]
+    assert runs[1].hyperparams == {"n_envs": 4, "policy_kwargs": "dict(net_arch=[8])"} and runs[1].name == "qppo-wide_seed-3"
+    assert {(run.seed, run.n_timesteps, run.stop_return, run.n_eval_episodes) for run in runs} == {(3, 1000, 400, 2)}
+    assert all(run.deterministic and run.wandb == "disabled" and run.eval_freq == 250 for run in runs)
+    # Options replace what the file says
+    run, _ = runs_of("--algos", "qppo-wide", "--steps", "2000", "--seeds", "4", "--wandb", "offline")
+    assert (run.group, run.n_timesteps, run.seed, run.wandb) == ("qppo-wide", 2000, 4, "offline")
+    with pytest.raises(ValueError, match="`-params` has n_envs, which the name qppo-wide already sets"):
+        runs_of("-params", "n_envs:2")
+    # Its name is not that of an algorithm, so no command trains it alone
+    assert command_of(asdict(run)) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds: [3]", "seed: 3", "the file has 'seed', but may have environments, groups, seeds, .* Correct or remove it"),
+        ("seeds: [3]", "seeds: 3", r"`seeds` must be a list of seeds, such as \[0, 1\], but 3"),
+        ("steps: 1000", "steps: 1e3", "`steps` must be an integer, at least 1, but '1e3'"),
+        ("disabled", "of", "`wandb` must be 'offline', 'online' or 'disabled', but 'of'"),
+        ("environments: [CartPole-v1, Acrobot-v1]", "", "`environments` must be a list"),
+        ("algo: qppo", "algorithm: qppo", "qppo-wide has 'algorithm', but may have algo, hyperparams"),
+        ("algo: qppo", "algo: qpppo", "`algo` of qppo-wide must be one of .*, but 'qpppo' was given"),
+        ("qppo-wide", "qppo", "qppo has settings of its own, but it is the name of an algorithm. Choose another one"),
+        ("qppo-wide", "qppo-no-kl", "settings of its own for qppo-no-kl, a name that has others here. Choose another one"),
+        ("  a2c:", "  a2cc:", "There is no algorithm a2cc. Did you mean a2c"),
+        ("CartPole-v1", "CartPol-v1", "Did you mean"),
+        (STUDY_FILE, "- a", "the file must be a mapping of environments, groups"),
+        (STUDY_FILE, "a: [", "is no study that can be run: while parsing"),
+        (STUDY_FILE, None, "No such file"),
+    ],
+)
+def test_a_study_file_that_cannot_be_run_is_refused_with_the_reason(old, new, message, tmp_path):
+    if new is not None:
+        (tmp_path / "mine.yml").write_text(STUDY_FILE.replace(old, new))
+    with pytest.raises(SystemExit, match=f"^study: .*{message}"):
+        main(["study", str(tmp_path / "mine.yml"), "--output", str(tmp_path)])
+
+
+def test_names_of_studies_are_different():
+    names = [name for study in STUDIES.values() for name in study.tasks]
+    assert len(names) == len(set(names))
+    assert set(TASKS) == set(names) and not set(names) & set(ALGOS)
+
+
 def test_settings_are_those_of_the_comparison_where_there_are_some():
     for env_id in ("PongNoFrameskip-v4", "BreakoutNoFrameskip-v4", "MinAtar/Seaquest-v1"):
         assert config_of("a2c", env_id) == str(presets("a2c"))
@@ -158,7 +228,7 @@ def test_a_long_table_shows_what_is_under_way(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("Pogn-v4", ["task1"], [0]), "Pogn.*Short names are pong"),
+        (("Pogn-v4", ["task1"], [0]), "Pogn.*Short names are ablation"),
         (
             ("pong", ["task3"], [0]),
             "no algorithm task3. Did you mean task1 or task2.* There are .* all-action, all-action-baseline, beta-loo, .*a2c",
@@ -1242,7 +1312,6 @@ def test_the_summary_names_the_steps_the_time_and_the_return_of_finished_runs(tm
     ("arguments", "interrupt", "said"),
     [
         (["study", "cartpole"], "sb3_qac.study.grid.run_study", "study: interrupted; the same command resumes it."),
-        (["search", "minatar"], "sb3_qac.study.search.run_search", "search: interrupted; the same command resumes it."),
         (["evaluate", "run"], "sb3_qac.study.agents.evaluate_agent", "evaluate: interrupted."),
     ],
 )
@@ -1274,10 +1343,10 @@ def test_a_study_ends_with_the_commands_that_come_next(tmp_path, offline_wandb, 
 
 
 def test_on_a_full_disk_a_command_says_so(monkeypatch, capsys, tmp_path):
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs.csv")
-    monkeypatch.setattr("sb3_qac.study.loading.load_everything", Mock(side_effect=full))
-    assert main(["pack", str(tmp_path), "--output", str(tmp_path / "packed")]) == 1
-    assert capsys.readouterr().err == "pack: the disk is full (runs.csv). Free some space, and give the command again.\n"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "report.md")
+    monkeypatch.setattr("sb3_qac.study.report.write_report", Mock(side_effect=full))
+    assert main(["report", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "report: the disk is full (report.md). Free some space, and give the command again.\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="shells of Windows have no such exit code")
@@ -1322,8 +1391,8 @@ def test_after_ctrl_c_runs_whose_preset_cannot_be_resumed_are_named(tmp_path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["CartPol-v1"], r"Did you mean: `CartPole`\? Short names are pong"),
-        (["Pogn-v4"], "Pogn.*Short names are pong"),
+        (["CartPol-v1"], r"Did you mean: `CartPole`\? Short names are ablation"),
+        (["Pogn-v4"], "Pogn.*Short names are ablation"),
         (["pong", "--jobs", "0"], "`jobs`"),
         (["pong", "--threads", "0"], "`threads`"),
         (["pong", "--steps", "-5"], "`steps`"),
@@ -1331,7 +1400,6 @@ def test_after_ctrl_c_runs_whose_preset_cannot_be_resumed_are_named(tmp_path, mo
         (["pong", "--ray", "nonsense"], "HOST:PORT"),
         (["classic", "--dtype", "bfloat16"], "`dtype` is 'bfloat16', but CartPole-v1 is not an Atari game"),
         (["pong", "--stock", "--dtype", "bfloat16"], "`--dtype` is 'bfloat16', but with `--stock`"),
-        (["ladder", "--algos", "trpo"], "no rung trpo. There are reinforce-episode"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(arguments, message):
@@ -1428,12 +1496,6 @@ def test_help_names_the_studies(capsys):
         main(["study", "--help"])
     printed = capsys.readouterr().out
     assert "--stop-return" in printed and "minatar" in printed and "all-action-baseline" in printed
-
-
-def test_help_shows_default_lists_as_on_the_command_line(capsys):
-    with pytest.raises(SystemExit):
-        main(["benchmark", "--help"])
-    assert f"(default: {' '.join(BENCHMARKED)})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_commit_is_that_of_this_package_only(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def test_the_user_s_settings_are_kept(before, after, monkeypatch):
     assert {name: os.environ[name] for name in names if name in os.environ} == after
 
 
-@pytest.mark.parametrize("command", [["study", "nothing"], ["search", "nothing"], ["benchmark", "--env", "nothing"]])
+@pytest.mark.parametrize("command", [["study", "nothing"]])
 def test_commands_that_train_limit_it_before_pytorch_is_loaded(command):
     # PyTorch cannot be imported, so a command that does not call it first ends with another exit code, and trains nothing
     code = (

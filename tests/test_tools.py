@@ -11,6 +11,7 @@ import pytest
 import torch as th
 import wandb
 
+from benchmarks import pack
 from sb3_qac import QPPO
 from sb3_qac.__main__ import main
 from sb3_qac.common.files import read_json
@@ -59,7 +60,7 @@ def test_a_report_compares_both_variants_with_each_other_and_with_a2c(study, tmp
 
 
 def test_a_packed_study_keeps_the_names_and_the_commands(study, tmp_path, capsys):
-    assert main(["pack", str(study), "--output", str(tmp_path / "packed")]) == 0
+    assert pack.main([str(study), "--output", str(tmp_path / "packed")]) == 0
     runs = pd.read_csv(tmp_path / "packed" / "runs.csv").set_index("run")
     assert runs.loc["qppo-sampled_seed-0", ["group", "algo"]].tolist() == ["qppo-sampled", "qppo"]
     assert "--algos qppo-sampled --seeds 0 --steps 1000" in runs.loc["qppo-sampled_seed-0", "command"]

@@ -673,7 +673,7 @@ def test_presets_command_prints_the_file_of_the_comparison(capsys):
 
 
 def test_presets_command_knows_every_algorithm():
-    assert commands.presets.PRESETS == (*zoo.ALGORITHMS, "a2c", "ppo", "pqn")
+    assert commands.presets.PRESETS == (*zoo.ALGORITHMS, "a2c", "ppo")
 
 
 def test_registering_twice_is_harmless():
@@ -697,7 +697,7 @@ def test_a_name_that_another_algorithm_has_is_left_to_it_with_a_warning():
     zoo.register_in(hyperparams_opt)
     assert utils.ALGOS == {**zoo.ALGORITHMS, "reinforce": dict}
     assert hyperparams_opt.HYPERPARAMS_SAMPLER["reinforce"] is sampler
-    assert set(hyperparams_opt.HYPERPARAMS_SAMPLER) == set(zoo.ALGORITHMS)
+    assert set(hyperparams_opt.HYPERPARAMS_SAMPLER) == set(search_space.SAMPLERS)
 
 
 def test_a_name_that_is_taken_is_no_error_where_warnings_are_errors(capsys):
@@ -716,7 +716,7 @@ def test_an_algorithm_of_the_user_s_with_our_name_gets_no_search_space_of_ours(m
     monkeypatch.setitem(rl_zoo3.ALGOS, "reinforce", dict)
     hyperparams_opt = fake_zoo()["rl_zoo3.hyperparams_opt"]
     zoo.register_in(hyperparams_opt)
-    assert set(hyperparams_opt.HYPERPARAMS_SAMPLER) == set(zoo.ALGORITHMS) - {"reinforce"}
+    assert set(hyperparams_opt.HYPERPARAMS_SAMPLER) == set(search_space.SAMPLERS) - {"reinforce"}
 
 
 def test_an_algorithm_of_the_user_s_with_our_name_keeps_its_own_presets(monkeypatch):
@@ -905,7 +905,7 @@ def as_sampled(preset, names):
     return found
 
 
-SEARCHED = [(algo, "default") for algo in zoo.ALGORITHMS]
+SEARCHED = [(algo, "default") for algo in search_space.SAMPLERS]
 SEARCHED += [("qppo", entry) for entry in yaml.safe_load(zoo.presets("qppo").read_text())]
 
 

@@ -10,9 +10,6 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if isinstance(action.default, list) and action.default:
-            # As on the command line
-            return f"{action.help} (default: {' '.join(action.default)})"
         return super()._get_help_string(action) if action.default else action.help
 
 

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     import gymnasium as gym
 
     from sb3_qac.common.files import to_json
-    from sb3_qac.study.diagnose import diagnose_run, tables
+    from sb3_qac.study.diagnosis import diagnose_run
+    from sb3_qac.study.diagnosis_tables import diagnosis_tables
 
     results, failure = {}, None
     try:
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             # Not its name, which runs on other environments have too
             results[str(folder)] = result
             if not args.json:
-                print("\n".join([f"## {folder}", "", *tables(result), ""]), flush=True)
+                print("\n".join([f"## {folder}", "", *diagnosis_tables(result), ""]), flush=True)
     except BrokenPipeError:
         raise
     except (OSError, ValueError, ImportError, gym.error.Error) as error:

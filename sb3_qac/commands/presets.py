@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-# `sb3_qac.zoo.ALGORITHMS`, without importing it and PyTorch, and the peers of studies
-PRESETS = ("qa2c", "qppo", "reinforce", "a2c", "ppo", "pqn")
+# `sb3_qac.zoo.ALGORITHMS`, without importing it and PyTorch, and what they are compared with
+PRESETS = ("qa2c", "qppo", "reinforce", "pqn", "a2c", "ppo")
 
 
 def add_parser(commands: Any) -> None:
@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
         "algo",
         nargs="?",
         choices=PRESETS,
-        help="default: all; those of a2c, ppo and pqn are for comparisons",
+        help="default: all; those of a2c and ppo are for comparisons",
     )
     preset.set_defaults(run=run)
 

@@ -5,13 +5,13 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sb3_qac.commands import HelpFormatter, add_training_options
 from sb3_qac.common.checks import check_device, check_number
-from sb3_qac.study.catalogue import RUNGS, STUDIES, TASKS, field_name, study_of
+from sb3_qac.common.files import presets
+from sb3_qac.study.catalogue import SETTINGS, STUDIES, TASKS, field_name, is_study_file, study_of
 
 
 def add_parser(commands: Any) -> None:
@@ -25,7 +25,12 @@ def add_parser(commands: Any) -> None:
         f"the disk: {'; '.join(f'{name} {known.cost}' for name, known in STUDIES.items())}.",
         formatter_class=HelpFormatter,
     )
-    study.add_argument("env", help=f"environment, or one of {', '.join(STUDIES)}: these names may change the defaults below")
+    study.add_argument(
+        "env",
+        help=f"environment; one of {', '.join(STUDIES)}, which may change the defaults below; or a YAML "
+        f"file of your own with environments, groups (names of algorithms; a name of your own has algo and hyperparams), "
+        f"{', '.join(SETTINGS)}, which {presets('studies/cartpole')} explains",
+    )
     study.add_argument(
         "--algos",
         nargs="+",
@@ -49,7 +54,10 @@ def add_parser(commands: Any) -> None:
     )
     study.add_argument("--eval-episodes", type=int, help="whole episodes in an evaluation, played in parallel; default: 30")
     study.add_argument(
-        "--deterministic", action="store_true", help="evaluate with the most probable actions instead of sampled ones"
+        "--deterministic",
+        action="store_true",
+        default=None,
+        help="evaluate with the most probable actions instead of sampled ones",
     )
     study.add_argument(
         "--stock",
@@ -104,9 +112,7 @@ def run(args: argparse.Namespace) -> int:
     from sb3_qac.common.files import make_folder
     from sb3_qac.study.grid import check_ray_address, run_study, what_is_resumed
 
-    folder = args.output or Path("studies", args.env)
-    if args.env == "ladder":
-        check_ladder(args.algos, args.stop_return)
+    folder = args.output or Path("studies", Path(args.env).stem if is_study_file(args.env) else args.env)
     try:
         if args.ray is not None:
             check_ray_address(args.ray)
@@ -126,8 +132,6 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, ConnectionError) as error:
         sys.exit(f"study: {error}")
     print_results(runs, failed, args.json)
-    if args.env == "ladder":
-        print_page(folder, args.jobs, args.json)
     if not args.json:
         print_next_commands(runs, folder)
     return 1 if failed else 0
@@ -145,20 +149,6 @@ def print_notes(args: argparse.Namespace, runs: Sequence[Any]) -> None:
     # Variants of an algorithm have the same
     for line in dict.fromkeys(notes(runs)):
         print(f"study: {line}", file=sys.stderr)
-
-
-def print_page(folder: Path, jobs: int, as_json: bool) -> None:
-    """
-    :param folder: Folder of the ladder
-    :param jobs: Number of processes
-    :param as_json: Whether the output is for JSON, so that the page's path goes elsewhere
-    """
-    from sb3_qac.study.ladder import write_page
-
-    try:
-        print(write_page(folder, jobs), file=sys.stderr if as_json else sys.stdout)
-    except ValueError as error:
-        sys.exit(f"study: {error}")
 
 
 def print_next_commands(runs: Sequence[Any], folder: Path) -> None:
@@ -231,11 +221,11 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
         asked.seeds,
         folder,
         args.conf_file,
-        hyperparams_given(args.hyperparams, asked.algos),
+        hyperparams_given(args.hyperparams, asked.algos, {**TASKS, **asked.tasks}),
         n_timesteps=asked.steps,
-        stop_return=args.stop_return,
+        stop_return=asked.stop_return,
         eval_freq=asked.eval_freq,
-        eval_from=args.eval_from,
+        eval_from=asked.eval_from,
         n_eval_episodes=asked.eval_episodes,
         deterministic=asked.deterministic,
         native=not asked.stock,
@@ -249,10 +239,11 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
     return with_evaluations(runs) if args.eval_freq is None else runs
 
 
-def hyperparams_given(entries: Sequence[str], algos: Sequence[str]) -> dict[str, Any]:
+def hyperparams_given(entries: Sequence[str], algos: Sequence[str], tasks: dict[str, Any]) -> dict[str, Any]:
     """
     :param entries: Entries of ``-params``
     :param algos: Requested algorithms
+    :param tasks: Names with entries of their own
     :return: the entries, evaluated as in RL Zoo
     :raises ValueError: if one cannot be evaluated or kept, or makes an algorithm another one than its name says
     """
@@ -271,25 +262,6 @@ def hyperparams_given(entries: Sequence[str], algos: Sequence[str]) -> dict[str,
             ) from None
         given |= parsed.entry
     for algo in algos:
-        if fixed := given.keys() & TASKS.get(field_name(algo), ("", {}))[1]:
+        if fixed := given.keys() & tasks.get(field_name(algo), ("", {}))[1]:
             raise ValueError(f"`-params` has {', '.join(sorted(fixed))}, which the name {algo} already sets.")
     return given
-
-
-def check_ladder(algos: Sequence[str] | None, stop_return: float | None) -> None:
-    """
-    Exit if the page of the ladder cannot be written: before half an hour of training instead of after it.
-
-    :param algos: Requested algorithms; None for all
-    :param stop_return: Return at which a training should stop; None for no such return
-    """
-    if stop_return is not None:
-        sys.exit(
-            f"study: `--stop-return` is {stop_return:g}, but the ladder's page compares the last evaluations of whole "
-            "trainings. Leave it out: the page has the steps to a return too."
-        )
-    if algos is not None and not {field_name(algo) for algo in algos} & set(RUNGS):
-        sys.exit(f"study: the ladder has no rung {', '.join(algos)}. There are {', '.join(RUNGS)}.")
-    missing = [name for name in ("markdown", "matplotlib", "rliable") if find_spec(name) is None]
-    if missing:
-        sys.exit(f"study: the ladder's page needs {', '.join(missing)}: pip install '.[report]', in the checkout")

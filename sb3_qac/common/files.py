@@ -1,10 +1,21 @@
-"""Files that are either complete or absent."""
+"""Files of the package, and files that are either complete or absent."""
 
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
+
+PACKAGE = Path(__file__).parent.parent
+
+
+def presets(name: str) -> Path:
+    """
+    :param name: Name of an algorithm, such as "qa2c", or of a study, such as "studies/pong"
+    :return: Path of its file of hyperparameters, which is in the package or, in a checkout, next to it
+    """
+    inside, beside = PACKAGE / "hyperparams", PACKAGE.parent / "hyperparams"
+    return (inside if inside.is_dir() else beside) / f"{name}.yml"
 
 
 def make_folder(path: Path) -> Path:

@@ -185,13 +185,11 @@ def export_agent(folder: Path, output: Path) -> Path:
     :param folder: Folder of a finished run of a study
     :param output: RL Zoo's folder of logs
     :return: the agent's file
-    :raises ValueError: if there is no agent in the folder, or RL Zoo does not know its algorithm
+    :raises ValueError: if there is no agent in the folder
     """
     check_run(folder)
     register()
     run = read_run(folder)
-    if run.algo == "pqn":
-        raise ValueError(f"{folder} is a run of pqn, which only this package's studies know: RL Zoo could not play it.")
     name = name_of_env(run.env_id)
     model = ALGOS[run.algo].load(final_agent(run, folder), device="cpu")
     model.tensorboard_log = None

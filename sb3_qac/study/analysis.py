@@ -21,29 +21,6 @@ from sb3_qac.study.statistics import (
     probability_of_improvement,
 )
 
-# Published mean scores of A2C and related algorithms, by source. Their protocols differ from ours.
-PUBLISHED = {
-    "PongNoFrameskip-v4": {
-        "A2C, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "17.29 +/- 3.21",
-        "PPO, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "20.99 +/- 0.11",
-        "A2C, 10 million steps, the last 100 episodes of training, 3 runs (Schulman et al. 2017, table 6)": "19.7",
-        "A2C, OpenAI baselines, Atari at 10 million steps, 6 runs": "1.0",
-        "A3C, feed-forward, 1 day, human starts (Mnih et al. 2016)": "11.4",
-        "Mean Actor-Critic itself (Allen et al. 2017)": "10.6",
-    },
-    "SpaceInvadersNoFrameskip-v4": {
-        "A2C, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "627.2 +/- 202.0",
-        "PPO, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "960.3 +/- 425.4",
-        "A2C, 10 million steps, the last 100 episodes of training, 3 runs (Schulman et al. 2017, table 6)": "744.5",
-        "A2C, OpenAI baselines, Atari at 10 million steps, 6 runs": "463.1",
-        "Mean Actor-Critic itself (Allen et al. 2017)": "1173.1",
-    },
-    "BreakoutNoFrameskip-v4": {
-        "A2C, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "279.8 +/- 122.2",
-        "PPO, RL Zoo's benchmark.md: 10 million steps, one run, the trained agent": "398.0 +/- 33.3",
-    },
-}
-
 
 def runs_table(groups: Groups, goal: float | None) -> Iterator[str]:
     """

@@ -1,95 +1,17 @@
-"""The names that a study accepts: the rungs of the ladder, the rows of the ablation, and whole studies."""
+"""The names that a study accepts. Studies are YAML files, ``hyperparams/studies/NAME.yml``; ``cartpole.yml`` explains them."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from sb3_qac.common.minatar import MINATAR_GAMES
+import yaml
+
+from sb3_qac.common.checks import check_choice, check_integer, check_number, check_seed
+from sb3_qac.common.files import presets
 
 # The course documents' names of three algorithms. A run has the name that it was asked for by; tables, plots and reports show
 # the field's names
 FIELD_NAMES = {"task1": "all-action", "task2": "all-action-baseline", "beta1": "beta-loo"}
-
-
-@dataclass(frozen=True)
-class Rung:
-    """
-    One algorithm of the ladder.
-
-    :param formula: What the actor maximises, the mean over steps
-    :param change: What it changes relative to the rung below
-    :param algo: Algorithm, by its name in RL Zoo
-    :param hyperparams: Entries that replace those of the preset
-    """
-
-    formula: str
-    change: str
-    algo: str
-    hyperparams: dict[str, Any] = field(default_factory=dict)
-
-
-SHARED = {"policy_kwargs": "dict(features_extractor_class=SharedMlp, net_arch=[])"}
-SAMPLED = {"policy_gradient": "sampled", "beta": 0.0}
-REINFORCE_PLAIN = {"normalize_returns": False}
-
-RUNGS: dict[str, Rung] = {
-    "reinforce-episode": Rung(
-        "ln pi(a_t) sum_k gamma^k r_k",
-        "whole-episode return",
-        "reinforce",
-        {**REINFORCE_PLAIN, "return_to_go": False},
-    ),
-    "reinforce-to-go": Rung("ln pi(a_t) G_t", "only what comes after the action", "reinforce", REINFORCE_PLAIN),
-    "reinforce-baseline": Rung(
-        "ln pi(a_t) (G_t - V)", "a learnt baseline", "reinforce", {**REINFORCE_PLAIN, "baseline": True}
-    ),
-    "reinforce-normalized": Rung("ln pi(a_t) (G_t - mean) / std", "normalised instead", "reinforce"),
-    "q-shared": Rung("ln pi(a_t) Q(a_t)", "a critic, on a shared body; n-step returns", "qa2c", {**SAMPLED, **SHARED}),
-    "q-shared-advantage": Rung("ln pi(a_t) (Q(a_t) - V~)", "its advantage", "qa2c", {**SAMPLED, **SHARED, "baseline": True}),
-    "q-separate": Rung("ln pi(a_t) Q(a_t)", "separate bodies", "qa2c", SAMPLED),
-    "q-separate-advantage": Rung("ln pi(a_t) (Q(a_t) - V~)", "its advantage", "qa2c", {**SAMPLED, "baseline": True}),
-    "all-action": Rung("sum_a pi(a) Q(a)", "all actions instead of the sampled one", "qa2c", {"baseline": False, "beta": 0.0}),
-    "all-action-baseline": Rung(
-        "sum_a pi(a) (Q(a) - V~)", "the advantage: the same gradient", "qa2c", {"baseline": True, "beta": 0.0}
-    ),
-    "beta-loo": Rung(
-        "sum_a pi(a) Q(a) + ln pi(a_t) (R_t - Q(a_t))",
-        "the critic's error corrected",
-        "qa2c",
-        {"baseline": False, "beta": 1.0},
-    ),
-    "a2c": Rung("ln pi(a_t) (R_t - V)", "A2C with RL Zoo's settings", "a2c"),
-    "ppo": Rung("min(rho A, clip(rho) A), rho = pi(a_t) / pi_old(a_t)", "PPO with RL Zoo's settings", "ppo"),
-    "dqn": Rung("(none: the greedy action of Q)", "DQN with RL Zoo's settings", "dqn"),
-}
-# Rungs whose names are not RL Zoo's: the algorithm's name there, and entries that replace those of the preset
-TASKS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (rung.algo, rung.hyperparams) for name, rung in RUNGS.items() if name != rung.algo
-}
-# QPPO with one part changed, each with the entries that replace those of MinAtar's preset
-ABLATION: dict[str, dict[str, Any]] = {
-    "qppo-sampled": {"policy_gradient": "sampled"},
-    "qppo-no-correction": {"beta": 0.0},
-    "qppo-no-shrinkage": {"shrinkage": 0.0},
-    "qppo-no-scale": {"advantage_scale": None},
-    "qppo-no-kl": {"kl_coef": 0.0},
-    "qppo-one-epoch": {"n_epochs": 1},
-    # Entries of the network replace all others, so the ones that do not change are repeated. The preset has no LayerNorm
-    "qppo-no-dueling": {"policy_kwargs": "dict(features_extractor_class=MinAtarCNN, net_arch=[])"},
-    "qppo-layer-norm": {
-        "policy_kwargs": "dict(features_extractor_class=MinAtarCNN, features_extractor_kwargs=dict(layer_norm='all'), "
-        "net_arch=[], dueling=True)"
-    },
-}
-TASKS |= {name: ("qppo", changes) for name, changes in ABLATION.items()}
-
-# What `benchmark` measures unless told otherwise; the first algorithm is the baseline
-BENCHMARKED = ("a2c", "qa2c", "ppo", "qppo")
-# Of an Atari game: SB3's environments and network, or the native environments and `LeanNatureCNN` in one of two precisions
-VARIANTS: dict[str, dict[str, Any]] = {
-    "stock": dict(native=False, dtype=None),
-    "float32": dict(native=True, dtype="float32"),
-    "bfloat16": dict(native=True, dtype="bfloat16"),
-}
 
 
 @dataclass(frozen=True)
@@ -98,77 +20,115 @@ class Study:
     Defaults of a study.
 
     :param env_ids: Environments
-    :param cost: What a run of it took on one core, and what it keeps on the disk
-    :param algos: Rungs, or algorithms of RL Zoo
+    :param algos: Names of its algorithms
+    :param tasks: Of the names that are no algorithm's: the algorithm, and entries that replace those of its preset
     :param seeds: Seeds of each
     :param steps: Environment steps of each; 0 for as many as the preset has
+    :param stop_return: Mean return of an evaluation at which a run stops
     :param eval_freq: Environment steps between two evaluations
+    :param eval_from: Mean return of the training episodes below which there is no evaluation
     :param eval_episodes: Whole episodes of an evaluation
+    :param deterministic: Whether evaluations take the most probable actions
     :param wandb: Mode of Weights & Biases
+    :param cost: What a run of it took on one core, and what it keeps on the disk
     """
 
     env_ids: tuple[str, ...]
-    cost: str = ""
     algos: tuple[str, ...] = ("a2c", "all-action", "all-action-baseline")
+    tasks: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 100)
     steps: int = 0
+    stop_return: float | None = None
     eval_freq: int = 300_000
+    eval_from: float | None = None
     eval_episodes: int = 30
+    deterministic: bool = False
     wandb: str = "offline"
+    cost: str = ""
 
 
-TEN_SEEDS = tuple(range(10))
-STUDIES = {
-    "pong": Study(("PongNoFrameskip-v4",), "1.8 to 3.7 hours in bfloat16 until it returns 18, 60 MB"),
-    "spaceinvaders": Study(("SpaceInvadersNoFrameskip-v4",), "2.7 to 4.8 hours in bfloat16, 60 MB", ("a2c", "all-action")),
-    "cartpole": Study(("CartPole-v1",), "1 to 3 minutes, 1 MB", eval_freq=50_000),
-    "classic": Study(
-        ("CartPole-v1", "Acrobot-v1"), "1 to 3 minutes, 1 MB", seeds=TEN_SEEDS, eval_freq=50_000, wandb="disabled"
-    ),
-    "tabular": Study(
-        ("FrozenLake-v1", "Blackjack-v1"),
-        "30 seconds to 3 minutes, 1 MB",
-        ("a2c", "all-action", "beta-loo"),
-        TEN_SEEDS,
-        eval_freq=50_000,
-        wandb="disabled",
-    ),
-    "minatar": Study(
-        tuple(MINATAR_GAMES),
-        "2 to 10 minutes, 5 MB",
-        ("a2c", "all-action", "beta-loo"),
-        TEN_SEEDS,
-        eval_freq=100_000,
-        wandb="disabled",
-    ),
-    "ablation": Study(
-        tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "SpaceInvaders")),
-        "30 seconds to 4 minutes, 5 MB",
-        ("qppo", *ABLATION),
-        tuple(range(10, 20)),
-        steps=600_000,
-        eval_freq=100_000,
-        wandb="disabled",
-    ),
-    "ladder": Study(
-        ("CartPole-v1",),
-        "10 seconds to 4 minutes, 1 MB",
-        tuple(RUNGS),
-        tuple(range(5)),
-        steps=125_000,
-        eval_freq=25_000,
-        eval_episodes=10,
-        wandb="disabled",
-    ),
-}
+SETTINGS = ("seeds", "steps", "stop_return", "eval_freq", "eval_from", "eval_episodes", "deterministic", "wandb", "cost")
+
+
+def read_study(path: Path) -> Study:
+    """
+    :param path: YAML file of a study
+    :return: the study
+    :raises ValueError: if something in it cannot be used
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+        _check_names("the file", content, ("environments", "groups", *SETTINGS))
+        for name, value in content.items():
+            _check_setting(name, value)
+        groups = content.get("groups")
+        if not isinstance(content.get("environments"), list) or not isinstance(groups, dict) or not groups:
+            raise ValueError("`environments` must be a list and `groups` a mapping of names. Add what is missing.")
+        tasks = {}
+        for name, group in groups.items():
+            if group is not None:
+                _check_names(name, group, ("algo", "hyperparams"))
+                tasks[name] = (group.get("algo"), group.get("hyperparams") or {})
+                if not isinstance(tasks[name][0], str) or not isinstance(tasks[name][1], dict):
+                    raise ValueError(f"{name} must have `algo`, a name, and may have `hyperparams`, a mapping: {group!r}.")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{path} is no study that can be run: {error}") from None
+    settings: dict[str, Any] = {
+        name: tuple(value) if name == "seeds" else value for name, value in content.items() if name in SETTINGS
+    }
+    return Study(tuple(content["environments"]), tuple(groups), tasks, **settings)
+
+
+def _check_names(where: str, content: Any, allowed: tuple[str, ...]) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must be a mapping of {', '.join(allowed)}, but {content!r} was given.")
+    for name in content:
+        if name not in allowed:
+            raise ValueError(f"{where} has {name!r}, but may have {', '.join(allowed)}. Correct or remove it.")
+
+
+def _check_setting(name: str, value: Any) -> None:
+    if name == "seeds":
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"`seeds` must be a list of seeds, such as [0, 1], but {value!r} was given.")
+        for seed in value:
+            check_seed("seeds", seed)
+    elif name in ("steps", "eval_freq", "eval_episodes"):
+        check_integer(name, value, minimum=1)
+    elif name in ("stop_return", "eval_from"):
+        check_number(name, value, minimum=-float("inf"))
+    elif name in ("deterministic", "wandb"):
+        check_choice(name, value, (True, False) if name == "deterministic" else ("offline", "online", "disabled"))
+
+
+STUDIES = {path.stem: read_study(path) for path in sorted(presets("studies/pong").parent.glob("*.yml"))}
+# Names that are no algorithm's, usable in every study
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {name: x for study in STUDIES.values() for name, x in study.tasks.items()}
 
 
 def study_of(name: str) -> Study:
     """
-    :param name: Short name of a study, or an environment
+    :param name: Short name of a study, the path of a YAML file of one, or an environment
     :return: the study
+    :raises ValueError: if something in the file cannot be used
     """
-    return STUDIES.get(name, Study((name,)))
+    if name in STUDIES:
+        return STUDIES[name]
+    if not is_study_file(name):
+        return Study((name,))
+    study = read_study(Path(name))
+    for group, task in study.tasks.items():
+        if TASKS.get(group, task) != task:
+            raise ValueError(f"{name} has settings of its own for {group}, a name that has others here. Choose another one.")
+    return study
+
+
+def is_study_file(name: str) -> bool:
+    """
+    :param name: Short name of a study, the path of a YAML file of one, or an environment
+    :return: whether it is the path of a file
+    """
+    return name.endswith((".yml", ".yaml"))
 
 
 def field_name(name: str) -> str:

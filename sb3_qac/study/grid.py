@@ -53,7 +53,7 @@ def make_grid(
     **settings: Any,
 ) -> list[Run]:
     """
-    :param env: Environment, or a short name for one or several
+    :param env: Environment, short name of a study, or YAML file of one
     :param groups: Algorithms: names of RL Zoo, or rungs of the ladder
     :param seeds: Seeds of each
     :param folder: Folder of the study. With several environments, each has a subfolder.
@@ -66,17 +66,18 @@ def make_grid(
     """
     register()
     import_packages(settings.get("gym_packages", []))
-    env_ids = study_of(env).env_ids
+    study = study_of(env)
+    env_ids, tasks = study.env_ids, {**TASKS, **study.tasks}
     # What is given twice, maybe by both of its names, is trained once, under the first
     names: dict[str, str] = {}
     for group in groups:
         names.setdefault(field_name(group), group)
     for env_id in env_ids:
         _check_env(env_id)
-        _check_fit(env_id, list(names), settings)
+        _check_fit(env_id, list(names), settings, tasks)
     seeds = list(dict.fromkeys(seeds))
     for group in names:
-        _check_algorithm(group)
+        _check_algorithm(group, tasks)
     if config is not None and not Path(config).is_file():
         raise ValueError(f"There is no file {config} with hyperparameters.")
     # A worker or a later diagnosis may have another working directory
@@ -92,7 +93,7 @@ def make_grid(
         check_seed("seeds", seed)
     runs = []
     for env_id, (field, group), seed in itertools.product(env_ids, names.items(), seeds):
-        algo, of_group = TASKS.get(field, (field, {}))
+        algo, of_group = tasks.get(field, (field, {}))
         name = f"{group}_seed-{seed}"
         run_folder = folder / name if len(env_ids) == 1 else folder / name_of_env(env_id) / name
         entries = {**of_group, **(hyperparams or {})}
@@ -115,15 +116,19 @@ def _check_env(env_id: str) -> None:
         ) from None
 
 
-def _check_algorithm(group: str) -> None:
-    known = [*TASKS, *sorted(ALGOS)]
+def _check_algorithm(group: str, tasks: dict[str, Any]) -> None:
+    known = [*tasks, *sorted(ALGOS)]
+    if group in tasks and group in ALGOS:
+        raise ValueError(f"{group} has settings of its own, but it is the name of an algorithm. Choose another one.")
+    if group in tasks and tasks[group][0] not in ALGOS:
+        raise ValueError(f"`algo` of {group} must be one of {', '.join(sorted(ALGOS))}, but {tasks[group][0]!r} was given.")
     if group not in known:
         similar = " or ".join(sorted(difflib.get_close_matches(group, [*known, *FIELD_NAMES])))
         meant = f"Did you mean {similar}? " if similar else ""
         raise ValueError(f"There is no algorithm {group}. {meant}There are {', '.join(known)}.")
 
 
-def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any]) -> None:
+def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any], tasks: dict[str, Any]) -> None:
     atari = is_atari(gym.spec(env_id))
     if atari and settings.get("native", True):
         game_arguments(gym.spec(env_id))
@@ -133,7 +138,7 @@ def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any]) -> 
             "Leave `--dtype` out."
         )
     for group in groups:
-        network = str(TASKS.get(group))
+        network = str(tasks.get(group))
         if "SharedMlp" in network and (atari or env_id.startswith("MinAtar/")):
             raise ValueError(
                 f"{group} has a network for vectors, but the observations of {env_id} are images. Use it on another "

@@ -39,13 +39,10 @@ from sb3_qac.resume import ExactCheckpointCallback
 from sb3_qac.resume.checkpoints import checkpoints_in
 from sb3_qac.resume.state import StateError, get_state
 from sb3_qac.study.callbacks import ConstantWeightsCallback, EvaluateFromReturn, StatusCallback
-from sb3_qac.study.pqn import PQN
 from sb3_qac.study.run import Run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.zoo import ALGORITHMS, presets
 
-# Only studies know it, not the commands of RL Zoo
-ALGOS.setdefault("pqn", PQN)
 # Evaluation uses other games than training
 EVAL_SEED_OFFSET = 10_000
 
@@ -316,7 +313,7 @@ def config_of(algo: str, env_id: str) -> str | None:
     :param env_id: Environment
     :return: This package's YAML file, if it has one for the algorithm and the environment; None for RL Zoo's own
     """
-    if algo in ALGORITHMS or algo == "pqn":
+    if algo in ALGORITHMS:
         return str(presets(algo))
     if algo in ("a2c", "ppo"):
         known = yaml.safe_load(presets(algo).read_text())

@@ -15,7 +15,6 @@ import pandas as pd
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.study.analysis import (
-    PUBLISHED,
     counted,
     differences,
     over_environments,
@@ -24,7 +23,7 @@ from sb3_qac.study.analysis import (
     statistics,
 )
 from sb3_qac.study.catalogue import field_name
-from sb3_qac.study.diagnose import tables as diagnosis_tables
+from sb3_qac.study.diagnosis_tables import diagnosis_tables
 from sb3_qac.study.loading import load_study
 from sb3_qac.study.records import CURVES, Groups, Record, records_of
 from sb3_qac.study.statistics import RelativeReturns, pooled, relative_returns
@@ -430,9 +429,6 @@ def _different(found: dict[str, dict[str, Any]]) -> list[str]:
 
 def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: str) -> list[str]:
     lines = [*runs_table(groups, goal), "", f"{heading} Over seeds", "", *statistics(groups), ""]
-    if env_id in PUBLISHED:
-        lines += ["Published figures, measured with other protocols:", "", "| | score |", "|---|---|"]
-        lines += [f"| {source} | {score} |" for source, score in PUBLISHED[env_id].items()] + [""]
     if len(groups) > 1:
         lines += [f"{heading} Differences", "", *differences(groups, goal), ""]
     diagnosed = [record for record in records_of(groups) if record.diagnosis]

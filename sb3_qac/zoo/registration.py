@@ -12,15 +12,16 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_qac.common.checks import check_package
+from sb3_qac.common.files import presets
 from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
+from sb3_qac.pqn import PQN
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.reinforce import REINFORCE
@@ -28,18 +29,7 @@ from sb3_qac.zoo.policy import fit_policy
 from sb3_qac.zoo.resume import resume_exactly, resume_wandb
 from sb3_qac.zoo.search_space import SAMPLERS, convert_params
 
-PACKAGE = Path(__file__).parent.parent
-ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinforce": REINFORCE}
-
-
-def presets(algo: str) -> Path:
-    """
-    :param algo: Name of an algorithm: "qa2c", "qppo", "reinforce", or "a2c", "ppo" or "pqn" for the settings that they are
-        compared with
-    :return: Path of the file with its hyperparameters
-    """
-    inside, beside = PACKAGE / "hyperparams", PACKAGE.parent / "hyperparams"
-    return (inside if inside.is_dir() else beside) / f"{algo}.yml"
+ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinforce": REINFORCE, "pqn": PQN}
 
 
 def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:

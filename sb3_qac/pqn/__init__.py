@@ -1,0 +1,3 @@
+from sb3_qac.pqn.pqn import PQN
+
+__all__ = ["PQN"]
