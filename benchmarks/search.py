@@ -34,14 +34,14 @@ from sb3_qac.study.grid import (
     ZOO_ENTRIES,
     check_entry,
     check_hyperparams,
+    describe_failure,
     make_grid,
-    reason_of_failure,
+    resume_hint,
     run_study,
-    what_is_resumed,
 )
 from sb3_qac.study.loading import load_evaluations
 from sb3_qac.study.manager import import_packages
-from sb3_qac.study.run import Run, check_same_run, name_of_env
+from sb3_qac.study.run import Run, check_same_run, env_dirname
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import register
 
@@ -365,7 +365,7 @@ def trials_of(search: Search, name: str, number: int, folder: Path, **settings: 
                 env_id,
                 [algo],
                 this.seeds,
-                part / name_of_env(env_id),
+                part / env_dirname(env_id),
                 hyperparams=candidate.hyperparams,
                 n_timesteps=this.steps,
                 **settings,
@@ -697,12 +697,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed = run_search(search, names, folder, args.jobs, **settings)
     except KeyboardInterrupt:
         runs = [run for trial in started_trials(search, names, folder) for run in trial.runs]
-        sys.exit(f"search: interrupted; the same command {what_is_resumed(runs)}.")
+        sys.exit(f"search: interrupted; the same command {resume_hint(runs)}.")
     except ValueError as error:
         sys.exit(f"search: {error}")
     print_standings(search, names, folder, args.json)
     for run_folder, reason in failed.items():
-        print(f"{run_folder} failed, so its candidate has no score: {reason_of_failure(run_folder, reason)}", file=sys.stderr)
+        print(f"{run_folder} failed, so its candidate has no score: {describe_failure(run_folder, reason)}", file=sys.stderr)
     return 1 if failed else 0
 
 
