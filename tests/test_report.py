@@ -6,9 +6,11 @@ import math
 import shutil
 from unittest.mock import Mock
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 from PIL import Image
 from rliable import library, metrics
 from stable_baselines3.common.logger import TensorBoardOutputFormat
@@ -24,6 +26,7 @@ from sb3_qac.study.report import (
     draw_evaluations,
     markdown,
     median_curve,
+    save_figure,
     write_report,
 )
 from sb3_qac.study.statistics import (
@@ -162,7 +165,7 @@ def test_a_run_without_an_evaluation_does_not_hide_the_others(tmp_path, monkeypa
     monkeypatch.setattr("sb3_qac.study.report.save_figure", lambda figure, path: figures.append(figure))
     draw_evaluations(envs, tmp_path / "evaluations")
     (panel,) = figures[0].axes
-    assert [text.get_text() for text in panel.get_legend().get_texts()] == ["a2c (2 seeds)"]
+    assert len(panel.get_lines()) == 4
     assert [len(found) for found in pooled(envs["Game-v0"]["a2c"][2:])] == [0, 0, 0]
 
 
@@ -200,20 +203,15 @@ def test_curves_have_titles_and_steps_where_the_first_or_last_environment_has_no
     assert [panel.get_ylabel() for panel in drawn] == ["B-v0", ""]
 
 
-@pytest.mark.parametrize("seeds_of_qppo", [(0,), (0, 1)])
-def test_panels_with_the_same_groups_share_one_legend(seeds_of_qppo, tmp_path, monkeypatch):
-    """With another number of seeds, the labels differ, and each panel has its own legend."""
-    for env_id, seeds in ("First-v0", (0,)), ("Second-v0", seeds_of_qppo):
-        for group, seed in ("a2c", 0), *(("qppo", seed) for seed in seeds):
-            write_run(tmp_path / env_id, group, seed, [[0, 2], [10, 12]], env_id=env_id)
+def test_all_panels_have_one_legend(tmp_path, monkeypatch):
+    for env_id, group in ("First-v0", "a2c"), ("Second-v0", "a2c"), ("Second-v0", "qppo"):
+        write_run(tmp_path / env_id, group, 0, [[0, 2], [10, 12]], env_id=env_id)
     figures = []
     monkeypatch.setattr("sb3_qac.study.report.save_figure", lambda figure, path: figures.append(figure))
-    draw_evaluations(load_study(tmp_path), tmp_path / "evaluations")
-    legends = [*figures[0].legends, *(panel.get_legend() for panel in figures[0].axes if panel.get_legend())]
-    of_second = f"qppo ({'1 seed' if seeds_of_qppo == (0,) else '2 seeds'})"
-    both = [["a2c (1 seed)", "qppo (1 seed)"], ["a2c (1 seed)", of_second]]
-    expected = both[:1] if seeds_of_qppo == (0,) else both
-    assert [[text.get_text() for text in legend.get_texts()] for legend in legends] == expected
+    for draw in draw_evaluations, draw_curves:
+        draw(load_study(tmp_path), tmp_path / "plot")
+        (legend,) = figures[-1].legends
+        assert [text.get_text() for text in legend.get_texts()] == ["a2c", "qppo"]
 
 
 def test_a_run_that_was_stopped_counts_with_its_last_evaluation_in_the_mean(tmp_path):
@@ -1120,3 +1118,20 @@ def test_a_report_says_why_groups_are_not_compared_over_environments(tmp_path):
         write_run(tmp_path / env_id, group, 1, [[1, 1]], env_id=env_id, every=every)
     text = markdown(tmp_path, load_study(tmp_path), None)
     assert "Second-v0: The runs have no evaluation after the same number of steps, so they are not compared. With" in text
+
+
+def test_intervals_have_the_color_of_their_line(tmp_path):
+    """Their colors are light, and there are few colors in an image."""
+    figure, panel = plt.subplots(figsize=(8.5, 3.4))
+    x = np.linspace(0, 1, 50)
+    # Each is on its own at the left end, and crosses all others
+    for i in range(4):
+        middle = i + x * (3 - 2 * i)
+        panel.fill_between(x, middle - 0.5, middle + 0.5, color=f"C{i}", alpha=0.12, linewidth=0)
+        panel.plot(x, middle, color=f"C{i}", linestyle="--")
+    save_figure(figure, tmp_path / "intervals")
+    with Image.open(tmp_path / "intervals.png") as image:
+        colors = np.array([color for _, color in image.convert("RGB").getcolors()])
+    for i in range(4):
+        expected = 255 * (0.88 + 0.12 * np.array(to_rgb(f"C{i}")))
+        assert np.abs(colors - expected).max(axis=1).min() < 4, i

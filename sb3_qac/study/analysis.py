@@ -266,15 +266,6 @@ def number_as_text(value: float, form: str) -> str:
     return f"{value:{form}}" if abs(value) < 99.5 or not form.endswith("g") else f"{value:{form[:-3]},.0f}"
 
 
-def counted(n: int, noun: str) -> str:
-    """
-    :param n: Number of things
-    :param noun: What one of them is called
-    :return: the number with the noun, such as "1 seed" and "2 seeds"
-    """
-    return f"{n} {noun}{'s' if n > 1 else ''}"
-
-
 def _list(parts: Sequence[str]) -> str:
     *most, last = parts
     return f"{', '.join(most)} and {last}" if most else last

@@ -1,5 +1,6 @@
 """The report of a study, finished or not: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
 
+import io
 import itertools
 import math
 import os
@@ -15,7 +16,6 @@ import pandas as pd
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.study.analysis import (
-    counted,
     differences,
     over_environments,
     relative_table,
@@ -84,7 +84,7 @@ def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
         _draw_panel(panel, env_id, groups)
     for panel in panels.flat[len(envs) :]:
         panel.set_axis_off()
-    _add_legends(figure, list(panels.flat)[: len(envs)], list(envs.values()))
+    _add_legend(figure, panels.flat)
     save_figure(figure, path)
 
 
@@ -99,9 +99,7 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
             panel.plot(record.timesteps, record.means, **style, **dot, linewidth=0.7, alpha=0.6)
         steps, means, errors = pooled(records)
         if len(steps):
-            seeds = counted(sum(len(record.timesteps) > 0 for record in records), "seed")
-            marker = "o" if len(steps) == 1 else ""
-            panel.plot(steps, means, **style, linewidth=2, marker=marker, label=f"{group} ({seeds})")
+            panel.plot(steps, means, **style, linewidth=2, marker="o" if len(steps) == 1 else "", label=group)
             panel.fill_between(steps, means - errors, means + errors, color=style["color"], alpha=0.25, linewidth=0)
     panel.set_xlabel("environment steps")
     panel.xaxis.set_major_formatter(EngFormatter())
@@ -111,20 +109,12 @@ def _draw_panel(panel: Any, title: str, groups: Groups) -> None:
     panel.grid(alpha=0.3)
 
 
-def _add_legends(figure: Any, panels: Sequence[Any], drawn: Sequence[Groups]) -> None:
-    labelled = [panel.get_legend_handles_labels() for panel in panels]
-    labels = labelled[0][1]
-    # Only panels with the same groups have the same lines
-    alike = all(list(groups) == list(drawn[0]) for groups in drawn) and all(found[1] == labels for found in labelled)
-    if alike and len(panels) > 1 and labels:
-        figure.legend(*labelled[0], loc="outside upper center", ncols=4, fontsize="small")
-        return
-    for panel, (_, labels) in zip(panels, labelled, strict=True):
-        if len(labels) > 3:
-            # Inside it would hide lines
-            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize="small")
-        elif labels:
-            panel.legend()
+def _add_legend(figure: Any, panels: Iterable[Any]) -> None:
+    # Not every panel has all groups
+    lines = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    if lines:
+        # Above the panels: inside it would hide lines
+        figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, fontsize="small")
 
 
 def _styles(groups: Iterable[str]) -> Iterator[dict[str, str]]:
@@ -149,14 +139,13 @@ def draw_curves(envs: dict[str, Groups], path: Path) -> None:
             _draw_curve(panel, tag, groups)
         for panel in _visible(row)[:1]:
             panel.set_ylabel(env_id if len(envs) > 1 else "")
-        if row[0].get_legend_handles_labels()[0]:
-            row[0].legend(fontsize="small")
     for column, title in zip(rows.T, CURVES.values(), strict=True):
         for panel in _visible(column)[:1]:
             panel.set_title(title, fontsize="medium")
     for column in panels.T:
         for panel in _visible(column)[-1:]:
             panel.set_xlabel("environment steps")
+    _add_legend(figure, panels.flat)
     save_figure(figure, path)
 
 
@@ -205,8 +194,7 @@ def draw_relative(relative: RelativeReturns, path: Path) -> None:
     panels[0].xaxis.set_major_formatter(EngFormatter())
     panels[1].set_xlabel("minutes of training")
     panels[0].set_ylabel(f"return, relative to {relative.reference} at the end")
-    # Above the panels, because the lines of a learning curve leave no corner free
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
+    _add_legend(figure, panels)
     for panel in panels:
         panel.axhline(1, color="grey", linewidth=0.6, linestyle="--")
         panel.grid(alpha=0.3)
@@ -233,11 +221,17 @@ def _smooth(curve: pd.Series) -> pd.Series:
 def save_figure(figure: Any, path: Path) -> None:
     """
     :param figure: Figure of matplotlib; it is closed
-    :param path: Image to write, without its suffix: a PNG and an SVG; the same figure gives the same bytes
+    :param path: Image to write, without its suffix: a small PNG and an SVG; the same figure gives the same bytes
     """
     import matplotlib.pyplot as plt
+    from PIL import Image
 
-    figure.savefig(f"{path}.png", dpi=85)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=85)
+    # A quarter of the size. This method keeps the colors of thin lines, and k-means those of the intervals
+    image = Image.open(buffer).convert("RGB")
+    image = image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    image.save(f"{path}.png", optimize=True)
     with plt.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(f"{path}.svg", metadata={"Date": None})
     plt.close(figure)
