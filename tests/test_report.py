@@ -805,11 +805,11 @@ def test_the_goal_is_that_of_the_study(tmp_path):
     assert "steps to" not in write_report(tmp_path).read_text()
 
 
-def test_published_figures_and_how_to_sync_stand_in_the_report(tmp_path):
+def test_how_to_sync_stands_in_the_report(tmp_path):
     run = write_run(tmp_path, "a2c", 0, [[1, 2]], env_id="PongNoFrameskip-v4")
     (run / "wandb" / "offline-run-1").mkdir(parents=True)
     text = markdown(tmp_path, load_study(tmp_path), None)
-    assert "17.29 +/- 3.21" in text and "20.99 +/- 0.11" in text and "`wandb sync */wandb/latest-run`" in text
+    assert "`wandb sync */wandb/latest-run`" in text
     settings = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**settings, "wandb_url": "https://example.org/run"}))
     assert "[a2c_seed-0](https://example.org/run)" in markdown(tmp_path, load_study(tmp_path), None)
