@@ -191,7 +191,7 @@ def _noise_of(record: Record) -> dict[str, float] | None:
     if (record.folder / "run.json").is_file():
         return noise_of_run(record.folder)
     # A packed run has the figures from when its page was last written
-    known = {name: figure for name, figure in record.figures.items() if name in ("noise_to_signal", "variance")}
+    known = {name: figure for name, figure in record.metrics.items() if name in ("noise_to_signal", "variance")}
     return known if "variance" in known else None
 
 

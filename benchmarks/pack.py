@@ -37,8 +37,8 @@ from sb3_qac.study.pack import (
     load_pack,
     packed_runs,
 )
-from sb3_qac.study.records import FIGURES, Record, records_of
-from sb3_qac.study.run import name_of_env
+from sb3_qac.study.records import SUMMARY_METRICS, Record, records_of
+from sb3_qac.study.run import env_dirname
 from sb3_qac.study.statistics import standard_error
 
 # Largest number of rows of a run in `curves.csv.xz`
@@ -177,7 +177,7 @@ def row_of(record: Record, study: str) -> dict[str, Any]:
     if len(record.timesteps):
         row["last_evaluation"], row["last_evaluation_error"] = record.means[-1], standard_error(record.returns[-1])
         row["best_evaluation"], row["best_evaluation_steps"] = record.means[record.best], record.timesteps[record.best]
-    row |= {name: record.figures.get(name) for name in FIGURES}
+    row |= {name: record.metrics.get(name) for name in SUMMARY_METRICS}
     row["command"] = settings.pop("command", None) or command_of(record.settings)
     if settings.get("config"):
         # The folder is of no use elsewhere
@@ -253,7 +253,7 @@ def check_environments(parts: dict[str, list[Record]], folder: Path) -> None:
             raise ValueError(
                 f"{run.run} is a run on {added[run.run]}, but that of this name in {folder} is one on {run.environment}, "
                 f"which it would replace. Give another --output, or move the runs into a folder of the study named "
-                f"{name_of_env(added[run.run])}."
+                f"{env_dirname(added[run.run])}."
             )
 
 
@@ -334,7 +334,7 @@ def _with_parts_of(record: Record, packed: Record) -> Record:
         return record
     record = record if record.diagnosis else replace(record, diagnosis=packed.diagnosis)
     if not record.curves and record.status.get("steps") == packed.status["steps"]:
-        record = replace(record, curves=packed.curves, figures={**packed.figures, **record.figures})
+        record = replace(record, curves=packed.curves, metrics={**packed.metrics, **record.metrics})
     return record
 
 

@@ -35,10 +35,10 @@ from sb3_qac.common.checks import check_device, check_integer, check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.common.threads import limit_spinning
 from sb3_qac.study.catalogue import TASKS
-from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, make_grid, reason_of_failure, run_study
+from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, describe_failure, make_grid, run_study
 from sb3_qac.study.loading import load_evaluations
 from sb3_qac.study.manager import import_packages
-from sb3_qac.study.run import Run, name_of_env
+from sb3_qac.study.run import Run, env_dirname
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import register
 
@@ -99,7 +99,7 @@ class Search:
         this, algo = self.rounds[number - 1], self.algorithms[name].get("algo", name)
         settings = {**self.settings, "eval_freq": self.eval_freq, "n_eval_episodes": self.eval_episodes, "wandb": "disabled"}
         settings |= {"n_timesteps": this["steps"], "hyperparams": hyperparams}
-        folders = {env_id: folder / name_of_env(env_id) for env_id in self.references}
+        folders = {env_id: folder / env_dirname(env_id) for env_id in self.references}
         return [run for env_id in folders for run in make_grid(env_id, [algo], this["seeds"], folders[env_id], **settings)]
 
     def result(self, runs: Sequence[Run]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class Round:
         runs = self.search.runs(self.name, self.number, trial.user_attrs["hyperparams"], folder)
         failed = run_study(runs, jobs)
         for run_folder, reason in failed.items():
-            reason = reason_of_failure(run_folder, reason)
+            reason = describe_failure(run_folder, reason)
             print(f"{run_folder} failed, so its candidate has no score: {reason}", file=sys.stderr)
         result = {} if failed else self.search.result(runs)
         for name, value in result.items():

@@ -29,14 +29,23 @@ from sb3_qac.diagnose.branching import (
     with_new_randomness,
 )
 from sb3_qac.diagnose.critic import judge_critic
-from sb3_qac.diagnose.gradients import ESTIMATORS, Batch, GradientMoments, batch_of, estimators_of, gradient_of, scale_of
+from sb3_qac.diagnose.gradients import (
+    A2C_WEIGHT,
+    ALL_ACTION,
+    ESTIMATORS,
+    Batch,
+    GradientMoments,
+    batch_of,
+    estimators_of,
+    gradient_of,
+    scale_of,
+)
 from sb3_qac.resume.state import get_state, set_state
 from sb3_qac.study import diagnosis
 from sb3_qac.study.diagnosis import diagnose_run
 from sb3_qac.study.diagnosis_tables import diagnosis_tables
 from sb3_qac.study.grid import make_grid, run_study
 from sb3_qac.study.manager import environments_of
-from sb3_qac.study.records import A2C_WEIGHT, ALL_ACTION
 from sb3_qac.study.snapshots import normalize_as, points_of
 from tests.test_qa2c import parameters
 from tests.test_qppo import make_model, with_rollout

@@ -773,7 +773,7 @@ def test_the_training_return_is_that_of_the_end_and_not_of_the_last_row_of_the_l
     for at_the_end, shown in ((4.25, 4.25), (0.0, 0.0), (math.nan, 2.5), (None, 2.5)):
         (run / "status.json").write_text(json.dumps({**status, "training_return": at_the_end}))
         (record,) = load_study(tmp_path)["Game-v0"]["a2c"]
-        assert record.figures["training_return"] == shown
+        assert record.metrics["training_return"] == shown
 
 
 def test_a_group_always_looks_the_same():

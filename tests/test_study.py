@@ -56,7 +56,7 @@ from sb3_qac.study.loading import load_run, load_study, read_config
 from sb3_qac.study.manager import StudyManager, config_of, has_visible_state, model_of
 from sb3_qac.study.progress import status_table, summary
 from sb3_qac.study.report import warnings_of
-from sb3_qac.study.run import Run, name_of_env, read_run
+from sb3_qac.study.run import Run, env_dirname, read_run
 from sb3_qac.study.snapshots import SnapshotCallback
 from sb3_qac.study.train import commits_of, provenance, train_run
 from sb3_qac.zoo import presets
@@ -885,7 +885,7 @@ def test_a_file_of_hyperparameters_of_another_kind_is_refused(name, text, tmp_pa
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5", "my_module:My.Own-v0", "my_module:games/Mine-v0"])
 def test_paths_have_rl_zoos_name_of_the_environment(env_id):
-    assert name_of_env(env_id) == EnvironmentName(env_id)
+    assert env_dirname(env_id) == EnvironmentName(env_id)
 
 
 def test_an_unfinished_run_whose_file_makes_other_environments_now_is_refused(tmp_path):

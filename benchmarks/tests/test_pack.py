@@ -22,7 +22,7 @@ from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
 from sb3_qac.study.diagnosis import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
-from sb3_qac.study.loading import figures_of, load_curves, load_everything, load_run, load_study
+from sb3_qac.study.loading import load_curves, load_everything, load_run, load_study, summary_metrics
 from sb3_qac.study.pack import load_pack
 from sb3_qac.study.records import records_of
 from sb3_qac.study.report import markdown, write_report
@@ -131,7 +131,7 @@ def test_evaluations_are_exact_and_other_figures_have_six_digits(live, packed):
             np.testing.assert_array_equal(x.returns, y.returns)
             if len(x.timesteps):
                 np.testing.assert_array_equal(x.lengths, y.lengths)
-            assert (x.state, rounded(x.figures), rounded(x.diagnosis)) == (y.state, y.figures, y.diagnosis)
+            assert (x.state, rounded(x.metrics), rounded(x.diagnosis)) == (y.state, y.metrics, y.diagnosis)
             assert x.status.get("steps", 0) == y.status["steps"]
             assert rounded(x.status.get("seconds", 0.0)) == y.status["seconds"]
             assert x.settings == {name: value for name, value in y.settings.items() if name != "command"}
@@ -141,10 +141,10 @@ def test_evaluations_are_exact_and_other_figures_have_six_digits(live, packed):
 def test_figures_of_a_log_have_six_digits(tmp_path):
     with SummaryWriter(str(tmp_path / "tensorboard" / "QA2C_1")) as log:
         log.add_scalar("rollout/ep_rew_mean", 12345.6, 100)
-    assert figures_of(load_curves(tmp_path))["training_return"] == 12345.6
+    assert summary_metrics(load_curves(tmp_path))["training_return"] == 12345.6
     # Its own file, which is read where there are no logs
     shutil.rmtree(tmp_path / "tensorboard")
-    assert figures_of(load_curves(tmp_path))["training_return"] == 12345.6
+    assert summary_metrics(load_curves(tmp_path))["training_return"] == 12345.6
 
 
 def test_every_run_and_every_episode_has_a_row(packed):
@@ -552,7 +552,7 @@ def test_the_ladder_has_the_same_page_when_it_is_packed(tmp_path):
     assert run_study(make_grid("ladder", ["dqn", "task1"], [0], tmp_path / "ladder", **settings)) == {}
     page = write_page(tmp_path / "ladder").read_text()
     # The page has measured the noise of the gradient
-    assert load_run(tmp_path / "ladder" / "task1_seed-0").figures["variance"] > 0
+    assert load_run(tmp_path / "ladder" / "task1_seed-0").metrics["variance"] > 0
     write_pack(load_everything(tmp_path / "ladder"), tmp_path / "results")
     assert write_page(tmp_path / "results").read_text() == page
 

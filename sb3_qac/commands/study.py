@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     limit_spinning()
     from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
-    from sb3_qac.study.grid import check_ray_address, run_study, what_is_resumed
+    from sb3_qac.study.grid import check_ray_address, resume_hint, run_study
 
     folder = args.output or Path("studies", Path(args.env).stem if is_study_file(args.env) else args.env)
     try:
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         failed = run_study(runs, args.jobs, args.ray, args.json)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"the same command {what_is_resumed(runs)}") from None
+        raise KeyboardInterrupt(f"the same command {resume_hint(runs)}") from None
     except ImportError as error:
         sys.exit(f"study: {error}. Install what --ray needs with: pip install '.[ray]', in the checkout")
     except (ValueError, ConnectionError) as error:
@@ -182,7 +182,7 @@ def print_results(runs: Sequence[Any], failed: dict[str, str], as_json: bool) ->
     :param as_json: Whether to print the state of every run as JSON, instead of a line for each finished run
     """
     from sb3_qac.common.files import to_json
-    from sb3_qac.study.grid import reason_of_failure
+    from sb3_qac.study.grid import describe_failure
     from sb3_qac.study.progress import status_of, summary
 
     if as_json:
@@ -192,7 +192,7 @@ def print_results(runs: Sequence[Any], failed: dict[str, str], as_json: bool) ->
         for line in summary(runs):
             print(line)
     for run_folder, reason in failed.items():
-        print(f"{run_folder} failed: {reason_of_failure(run_folder, reason)}", file=sys.stderr)
+        print(f"{run_folder} failed: {describe_failure(run_folder, reason)}", file=sys.stderr)
 
 
 def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:

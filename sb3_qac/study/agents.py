@@ -27,7 +27,7 @@ from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import is_atari
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, check_run, parse_config, read_config
 from sb3_qac.study.manager import StudyManager
-from sb3_qac.study.run import Run, name_of_env, read_run
+from sb3_qac.study.run import Run, env_dirname, read_run
 from sb3_qac.study.snapshots import save_for_playing
 from sb3_qac.study.statistics import standard_error
 from sb3_qac.zoo import register
@@ -49,7 +49,7 @@ def final_agent(run: Run, folder: Path) -> Path:
     :raises ValueError: if the run is not finished, or its agent, settings or statistics of normalization are gone
         or damaged
     """
-    agent = folder / f"{name_of_env(run.env_id)}.zip"
+    agent = folder / f"{env_dirname(run.env_id)}.zip"
     config = agent.with_suffix("") / "config.yml"
     if not replace(run, folder=str(folder)).finished:
         raise ValueError(f"There is no final agent in {folder}: the run is not finished.")
@@ -60,7 +60,7 @@ def final_agent(run: Run, folder: Path) -> Path:
     for path in needed:
         if not path.is_file():
             raise ValueError(f"There is no {path.relative_to(folder)} in {folder}, although the run is finished.")
-    if not has_agent(folder, name_of_env(run.env_id)):
+    if not has_agent(folder, env_dirname(run.env_id)):
         raise ValueError(f"{agent} is damaged. Take another copy of it, or train the run again in another folder.")
     return agent
 
@@ -72,7 +72,7 @@ def check_same_environments(run: Run, folder: Path) -> None:
     :raises ValueError: if the run was trained in environments that are made in another way, because its preset or its file of
         hyperparameters has changed since
     """
-    config = folder / name_of_env(run.env_id) / "config.yml"
+    config = folder / env_dirname(run.env_id) / "config.yml"
     if not config.is_file():
         return
     with contextlib.redirect_stdout(io.StringIO()):
@@ -190,7 +190,7 @@ def export_agent(folder: Path, output: Path) -> Path:
     check_run(folder)
     register()
     run = read_run(folder)
-    name = name_of_env(run.env_id)
+    name = env_dirname(run.env_id)
     model = ALGOS[run.algo].load(final_agent(run, folder), device="cpu")
     model.tensorboard_log = None
     # SAC's policy has none of its own

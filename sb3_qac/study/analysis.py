@@ -43,7 +43,7 @@ def runs_table(groups: Groups, goal: float | None) -> Iterator[str]:
                 "not reached" if reached is None else f"{reached:,}",
                 "-" if hours is None else number_as_text(hours, ".2g"),
             ]
-        training = record.figures.get("training_return")
+        training = record.metrics.get("training_return")
         cells += ["-" if training is None else f"{training:.2f}"]
         cells += ["-" if math.isnan(record.steps_per_second) else f"{record.steps_per_second:,.0f}"]
         yield f"| {' | '.join(cells)} |"

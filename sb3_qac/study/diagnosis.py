@@ -18,7 +18,7 @@ from sb3_qac.diagnose import MIN_ROLLOUTS, diagnose_model
 from sb3_qac.study.agents import check_same_environments
 from sb3_qac.study.loading import DIAGNOSIS_FILE, check_run, read_config
 from sb3_qac.study.manager import environments_of
-from sb3_qac.study.run import Run, name_of_env, read_run
+from sb3_qac.study.run import Run, env_dirname, read_run
 from sb3_qac.study.snapshots import normalize_as, points_of
 from sb3_qac.zoo import register
 
@@ -54,7 +54,7 @@ def diagnose_run(
             "an actor and a critic Q(s, a)."
         )
     # The noise of a step depends on the number of environments. That of the preset may have changed since
-    config = folder / name_of_env(run.env_id) / "config.yml"
+    config = folder / env_dirname(run.env_id) / "config.yml"
     if config.is_file() and "n_envs" in (kept := read_config(config)):
         run = dataclasses.replace(run, hyperparams={**run.hyperparams, "n_envs": kept["n_envs"]})
     if n_states:

@@ -27,7 +27,7 @@ from sb3_qac.study.catalogue import FIELD_NAMES, STUDIES, TASKS, field_name, stu
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager, import_packages, is_resumable
 from sb3_qac.study.progress import progress, progress_line, status_of, summary
-from sb3_qac.study.run import Run, check_same_run, name_of_env
+from sb3_qac.study.run import Run, check_same_run, env_dirname
 from sb3_qac.study.train import ELSEWHERE, first_line, train_run
 from sb3_qac.study.workers import train_in_processes
 from sb3_qac.zoo import register
@@ -95,7 +95,7 @@ def make_grid(
     for env_id, (field, group), seed in itertools.product(env_ids, names.items(), seeds):
         algo, of_group = tasks.get(field, (field, {}))
         name = f"{group}_seed-{seed}"
-        run_folder = folder / name if len(env_ids) == 1 else folder / name_of_env(env_id) / name
+        run_folder = folder / name if len(env_ids) == 1 else folder / env_dirname(env_id) / name
         entries = {**of_group, **(hyperparams or {})}
         # PQN explores in training only, as in its paper
         greedy = {"deterministic": True} if algo == "pqn" else {}
@@ -173,7 +173,7 @@ def check_hyperparams(runs: Sequence[Run]) -> None:
         key = json.dumps([run.algo, run.env_id, run.config, run.hyperparams], sort_keys=True, default=str)
         if key not in known:
             known[key] = parse_config(yaml.dump(hyperparams_of(run)))
-        now, path = known[key], Path(run.folder, name_of_env(run.env_id), "config.yml")
+        now, path = known[key], Path(run.folder, env_dirname(run.env_id), "config.yml")
         if run.failed_at_once or not path.is_file():
             continue
         try:
@@ -314,7 +314,7 @@ def notes(runs: Sequence[Run]) -> Iterator[str]:
             )
 
 
-def what_is_resumed(runs: Sequence[Run]) -> str:
+def resume_hint(runs: Sequence[Run]) -> str:
     """
     :param runs: Runs of a study that was interrupted
     :return: what the same command does with them, as the end of a sentence
@@ -324,7 +324,7 @@ def what_is_resumed(runs: Sequence[Run]) -> str:
     return f"resumes it, but unfinished runs of {', '.join(sorted(algos))} begin again" if algos else "resumes it"
 
 
-def reason_of_failure(folder: str, error: str) -> str:
+def describe_failure(folder: str, error: str) -> str:
     """
     :param folder: Folder of a run that failed
     :param error: Its error

@@ -26,7 +26,7 @@ from sb3_qac.study.pack import (
     load_packed_parts,
 )
 from sb3_qac.study.records import CURVES, Groups, Record
-from sb3_qac.study.run import name_of_env
+from sb3_qac.study.run import env_dirname
 
 # SB3's PPO has another name for one row of the log
 SYNONYMS = {"train/policy_gradient_loss": "train/policy_loss"}
@@ -266,7 +266,7 @@ def part_of(folder: Path, run: Path, env_id: str) -> str:
     :return: path of the study that the run belongs to, relative to the folder; "" for the study itself
     """
     parent = run.parent
-    if parent != folder and parent.name == name_of_env(env_id):
+    if parent != folder and parent.name == env_dirname(env_id):
         parent = parent.parent
     return "" if parent == folder else parent.relative_to(folder).as_posix()
 
@@ -281,17 +281,17 @@ def load_run(folder: Path) -> Record:
     timesteps, returns, lengths = load_evaluations(folder / "evaluations.npz", finished=status.get("finished", False))
     settings = read_json(folder / "run.json")
     settings |= {name: field_name(settings[name]) for name in ("name", "group")}
-    config = folder / name_of_env(settings["env_id"]) / "config.yml"
+    config = folder / env_dirname(settings["env_id"]) / "config.yml"
     # One that a killed process left half written counts as none
     with contextlib.suppress(FileNotFoundError, ValueError):
         settings["resolved_hyperparams"] = read_config(config)
     diagnosis: Any = read_json(folder / DIAGNOSIS_FILE)
     curves = load_curves(folder)
-    figures = {**figures_of(curves), **read_json(folder / NOISE_FILE)}
+    metrics = {**summary_metrics(curves), **read_json(folder / NOISE_FILE)}
     training_return = status.get("training_return")
     if training_return is not None and math.isfinite(training_return):
         # The last row of the log is older where not every update is logged
-        figures["training_return"] = training_return
+        metrics["training_return"] = training_return
     return Record(
         path=folder.name,
         folder=folder,
@@ -302,7 +302,7 @@ def load_run(folder: Path) -> Record:
         lengths=lengths,
         curves=curves,
         diagnosis=diagnosis or [],
-        figures=figures,
+        metrics=metrics,
     )
 
 
@@ -329,19 +329,19 @@ def load_evaluations(path: Path, finished: bool) -> tuple[np.ndarray, np.ndarray
     return np.zeros(0, dtype=int), np.zeros((0, 1)), None
 
 
-def figures_of(curves: dict[str, pd.Series]) -> dict[str, float]:
+def summary_metrics(curves: dict[str, pd.Series]) -> dict[str, float]:
     """
     :param curves: Rows of a log
     :return: ``training_return``, the mean of the last 100 episodes of training, and ``entropy``, the mean over the last tenth
         of the run, in nats
     """
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     if "rollout/ep_rew_mean" in curves:
-        figures["training_return"] = float(curves["rollout/ep_rew_mean"].iloc[-1])
+        metrics["training_return"] = float(curves["rollout/ep_rew_mean"].iloc[-1])
     if "train/entropy_loss" in curves:
         loss = curves["train/entropy_loss"]
-        figures["entropy"] = -float(loss.iloc[-max(len(loss) // 10, 1) :].mean())
-    return figures
+        metrics["entropy"] = -float(loss.iloc[-max(len(loss) // 10, 1) :].mean())
+    return metrics
 
 
 def load_curves(folder: Path) -> dict[str, pd.Series]:

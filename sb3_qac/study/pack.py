@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sb3_qac.common.files import read_json
-from sb3_qac.study.records import FIGURES, Record
+from sb3_qac.study.records import SUMMARY_METRICS, Record
 
 RUNS_FILE, SETTINGS_FILE, EVALUATIONS_FILE, CURVES_FILE, DIAGNOSIS_FILE = (
     "runs.csv",
@@ -177,7 +177,7 @@ def _record_of(
         lengths=None if lengths is None or np.isnan(lengths).any() else lengths,
         curves={} if curves is None else _series(curves.drop(columns="run").set_index("step")),
         diagnosis=diagnosis,
-        figures={name: row[name] for name in FIGURES if row.get(name) is not None},
+        metrics={name: row[name] for name in SUMMARY_METRICS if row.get(name) is not None},
     )
 
 

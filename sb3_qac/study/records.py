@@ -18,10 +18,8 @@ CURVES = {
     "train/policy_loss": "policy loss",
     "train/grad_norm": "gradient norm",
 }
-# The two estimators of a diagnosis that the text of a report compares
-ALL_ACTION, A2C_WEIGHT = "all-action", "sampled, return - V~ (A2C's weight)"
-# Figures of the whole run, by their column in `runs.csv`
-FIGURES = ("training_return", "entropy", "noise_to_signal", "variance")
+# Metrics of the whole run, by their column in `runs.csv`
+SUMMARY_METRICS = ("training_return", "entropy", "noise_to_signal", "variance")
 
 
 @dataclass
@@ -38,7 +36,7 @@ class Record:
     :param lengths: Lengths of its episodes, shape (n_evaluations, n_episodes); None if they were not kept
     :param curves: Rows of the log, indexed by steps
     :param diagnosis: Result of ``diagnose`` at several points of the run; empty if there is none
-    :param figures: Figures of the whole run, from the log before it was thinned: see ``FIGURES``
+    :param metrics: Metrics of the whole run, from the log before it was thinned: see ``SUMMARY_METRICS``
     """
 
     path: str
@@ -50,7 +48,7 @@ class Record:
     lengths: np.ndarray | None = None
     curves: dict[str, pd.Series] = field(default_factory=dict)
     diagnosis: list[dict[str, Any]] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

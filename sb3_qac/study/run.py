@@ -85,7 +85,7 @@ class Run:
         return last is not None and self.stop_return is not None and last["mean_return"] >= self.stop_return
 
 
-def name_of_env(env_id: str) -> str:
+def env_dirname(env_id: str) -> str:
     """
     :param env_id: Environment
     :return: its name in paths, as in RL Zoo's: "ALE-Pong-v5" for "ALE/Pong-v5", and "Mine-v0" for "my_module:Mine-v0"

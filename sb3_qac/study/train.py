@@ -26,7 +26,7 @@ from sb3_qac.resume.state import StateError
 from sb3_qac.resume.wandb import wandb_run_id
 from sb3_qac.study.loading import CURVES_FILE, DIAGNOSIS_FILE, NOISE_FILE
 from sb3_qac.study.manager import StudyManager
-from sb3_qac.study.run import Run, check_same_run, name_of_env
+from sb3_qac.study.run import Run, check_same_run, env_dirname
 from sb3_qac.zoo import register
 
 # The outcome of a run whose folder is locked
@@ -97,7 +97,7 @@ def _train(run: Run) -> None:
             shutil.rmtree(Path(run.folder, "checkpoints"), ignore_errors=True)
         Path(run.folder, "error.txt").unlink(missing_ok=True)
         manager = StudyManager(run)
-        config = Path(run.folder, name_of_env(run.env_id), "config.yml")
+        config = Path(run.folder, env_dirname(run.env_id), "config.yml")
         config_before = config.read_bytes() if config.is_file() else None
         monitors_before = {path: path.read_bytes() for path in Path(run.folder).glob("*.monitor.csv")}
         try:
@@ -142,7 +142,7 @@ def wandb_run_of(run: Run) -> Iterator[str | None]:
     import wandb
 
     wandb_run = wandb.init(
-        project=f"sb3_qac-{name_of_env(run.env_id)}",
+        project=f"sb3_qac-{env_dirname(run.env_id)}",
         name=run.name,
         group=run.group,
         id=wandb_run_id(Path(run.folder, "checkpoints")),
