@@ -4,8 +4,8 @@ Steps per second on a GPU and on the CPU of the same machine, native environment
     python -m benchmarks.gpu gpu.json
 """
 
+import argparse
 import json
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -49,7 +49,10 @@ def parts(algo, device):
     return row
 
 
-def main(path):
+def main():
+    parser = argparse.ArgumentParser("python -m benchmarks.gpu", description=__doc__.partition(":")[0] + ".")
+    parser.add_argument("output", type=Path, help="JSON file to write, after each measurement")
+    path = parser.parse_args().output
     register()
     rows = []
     result = {**machine_of("cuda"), "torch": th.__version__, "seconds": SECONDS, "measurements": rows}
@@ -62,7 +65,7 @@ def main(path):
             traceback.print_exc()
             rows.append({"measurement": [*args, kwargs], "error": repr(error)})
         # After each row: the machine may be gone before the last
-        Path(path).write_text(json.dumps(result, indent=1))
+        path.write_text(json.dumps(result, indent=1))
 
     for _ in range(2):
         for device in ("cuda", "cpu"):
@@ -80,4 +83,4 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -23,7 +23,7 @@ from stable_baselines3 import PPO
 
 from sb3_qac import QA2C, QPPO, __version__
 from sb3_qac.common.minatar import register_minatar_envs
-from sb3_qac.study.catalogue import STUDIES
+from sb3_qac.study.catalogue import STUDIES, study_of
 from sb3_qac.zoo import register
 
 ROOT = Path(__file__).parent.parent
@@ -199,8 +199,12 @@ def test_the_torch_to_install_first_is_the_one_that_pip_keeps(path):
 def check_command(words, monkeypatch):
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words = words[1:]
+    # The output may go to a file
+    words = words[: words.index(">")] if ">" in words else words
     program, *arguments = words
-    if program in ("python3", "source"):
+    if program == "bash":
+        assert (ROOT / arguments[0]).is_file(), shlex.join(words)
+    elif program in ("python3", "source"):
         assert arguments in (["-m", "venv", ".venv"], [".venv/bin/activate"]), shlex.join(words)
     elif program == "make":
         check_make(arguments)
@@ -248,6 +252,13 @@ def test_command_lines_are_understood(path, parse_only, monkeypatch):
 def test_wrong_command_lines_are_found(command, parse_only, monkeypatch):
     with pytest.raises((SystemExit, AssertionError)):
         check_command(shlex.split(command), monkeypatch)
+
+
+def test_the_study_file_of_the_page_is_one_that_can_be_run(tmp_path):
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "study_reference.md").read_text(), re.DOTALL)
+    (tmp_path / "my_study.yml").write_text(block)
+    study = study_of(str(tmp_path / "my_study.yml"))
+    assert study.algos == ("ppo", "qppo", "qppo-slow") and study.steps == 600_000
 
 
 # ---- figures ----

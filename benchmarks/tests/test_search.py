@@ -78,10 +78,10 @@ def fake(monkeypatch):
 
 @pytest.mark.parametrize("name", ["minatar"])
 def test_the_search_under_results_had_these_candidates(name):
-    """Another default or preset must not change them."""
+    """Another default or preset must not change them. QPPO's space had `advantage_scale` too, which QPPO no longer has."""
     kept = yaml.safe_load((RESULTS / f"search_{name}" / "candidates.yml").read_text())
     search = load_search(SEARCHES / f"{name}.yml")
-    for algorithm in search.algorithms:
+    for algorithm in search.algorithms.keys() - {"qppo", "qppo-sampled"}:
         assert kept[algorithm] == {i: hyperparams for i, (_, hyperparams) in enumerate(search.candidates(algorithm))}
 
 
