@@ -949,7 +949,7 @@ def test_a_file_of_hyperparameters_is_checked_before_any_training(text, message,
     assert not list((tmp_path / "out").rglob("run.json"))
     if text.startswith("Acrobot"):
         with pytest.raises(
-            SystemExit, match=r"not found for qa2c-PongNoFrameskip-v4 in .*no entry of that name and none for all"
+            SystemExit, match=r"not found for qa2c-PongNoFrameskip-v4 in .*, which has no entry PongNoFrameskip-v4 or `atari`"
         ):
             main(["study", "PongNoFrameskip-v4", *command[2:]])
 

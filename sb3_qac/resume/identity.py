@@ -53,12 +53,12 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
         "VecNormalize": None if normalize is None else {name: getattr(normalize, name) for name in NORMALIZATION},
         "n_envs": model.n_envs,
         "policy": type(model.policy).__name__,
-        "optimizer": type(model.policy.optimizer).__name__,
         **settings({"learning_rate": model.lr_schedule}),
         **settings({name: getattr(model, name) for name in arguments if hasattr(model, name)}),
         # Arguments of the policy, such as layers and optimizer, and those that the policy does not report
         **settings(policy),
         "policy_kwargs": settings({name: value for name, value in model.policy_kwargs.items() if name not in policy}),
+        "optimizer": type(model.policy.optimizer).__name__,
     }
 
 

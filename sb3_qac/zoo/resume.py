@@ -51,7 +51,7 @@ def unfinished_run(
         except (OSError, ValueError):
             continue
         finished = known["finished"] and has_agent(run, env_name, known["num_timesteps"])
-        same = hyperparams in (None, known["hyperparams"]) and seed in (None, known["seed"])
+        same = hyperparams in (None, known.get("hyperparams")) and seed in (None, known.get("seed"))
         same = same and (command is None or _what_is_run(known["command"]) == _what_is_run(command))
         if not finished and same:
             try:
