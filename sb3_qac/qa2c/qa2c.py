@@ -68,9 +68,9 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                - ent_coef * mean_s [ entropy of pi(.|s) ]
                + vf_coef  * mean_s [ (R_t - Q(s_t, a_t))^2 ]
 
-    w = Q(s, a), or Q(s, a) - V~(s) with the baseline, where V~(s) = sum_a pi(a|s) Q(s, a). w and the term multiplied by
-    ``beta``, which is 0 by default, are constants to the gradient. With ``shrinkage``, which is 0 by default too, the Q of w
-    and of this term is V~ + (Q - V~) pi / (pi + shrinkage).
+    w = Q(s, a), or Q(s, a) - V~(s) with the baseline, where V~(s) = sum_a pi(a|s) Q(s, a). w and the factor
+    R_t - Q(s_t, a_t) of the correction are constants to the gradient. ``beta`` and ``shrinkage`` are 0 by default. With
+    ``shrinkage``, the Q of both is V~ + (Q - V~) pi / (pi + shrinkage).
 
     The baseline cannot change the gradient of this actor loss, because sum_a pi(a|s) is 1. It acts on the sampled estimator.
 
