@@ -587,7 +587,7 @@ def test_sticky_actions_of_two_sources_are_refused():
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_the_ball_is_launched_at_the_start_of_a_game_with_sticky_actions(lives):
-    n_envs, probability = 32, 0.5
+    n_envs, probability = 16, 0.5
     env = AleVecEnv(BREAKOUT, n_envs, seed=0, action_repeat_probability=probability, terminal_on_life_loss=lives)
     still = np.ones(n_envs, dtype=bool)
     before = env.reset()

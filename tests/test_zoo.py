@@ -973,6 +973,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, rl_zoo):
         rl_zoo("train", *ARGUMENTS, "-n", 100, "--eval-freq", -1, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_cartpole_through_the_zoo_is_solved_within_80_000_steps(tmp_path, rl_zoo, monkeypatch):
     """The preset, on one fixed seed; 475 is gymnasium's mark of solved, an untrained policy gets some 20."""
 

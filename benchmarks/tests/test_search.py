@@ -171,6 +171,7 @@ def test_a_candidate_that_another_process_trains_is_left_to_it(tmp_path, fake, m
     assert len(training.trained) == 10 and [gamma for *_, gamma in training.trained[-2:]] == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_several_processes_share_the_candidates(tmp_path):
     """With real runs."""
     make_search(
