@@ -360,7 +360,7 @@ BREAKOUT, SPACE_INVADERS = "BreakoutNoFrameskip-v4", "SpaceInvadersNoFrameskip-v
 FIGURES = {
     README: {
         "[MinAtar]": (README_COLUMNS, lambda: relative_returns("minatar_report", "a2c")),
-        "[the same agents](results/minatar_report/README.md) with greedy actions": (README_COLUMNS, lambda: relative_returns_of_agents("greedy")),
+        "[the same agents]": (README_COLUMNS, lambda: relative_returns_of_agents("greedy")),
         "[Atari's Breakout]": (README_COLUMNS, lambda: ends(each_seed("atari", BREAKOUT))),
         "[Atari's Space Invaders]": (README_COLUMNS, lambda: ends(each_seed("atari", SPACE_INVADERS))),
         "Pong, million steps to 18": (README_COLUMNS, pong_of_readme),
