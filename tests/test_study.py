@@ -154,6 +154,12 @@ def test_a_study_can_be_a_file_of_the_users(tmp_path):
         ("steps: 1000", "steps: 1e3", "`steps` must be an integer, at least 1, but '1e3'"),
         ("disabled", "of", "`wandb` must be 'offline', 'online' or 'disabled', but 'of'"),
         ("environments: [CartPole-v1, Acrobot-v1]", "", "`environments` must be a list"),
+        ("environments: [CartPole-v1, Acrobot-v1]", "environments: []", "`environments` must be a list"),
+        ("environments: [CartPole-v1", "environments: [3", "`environments` must be names, but 3"),
+        ("qppo-wide", "../qppo", "name of a group must be a text without slashes, but '../qppo'"),
+        ("qppo-wide", "7", "name of a group must be a text without slashes, but 7"),
+        ("n_envs: 4", "gamma: 2020-01-01", "Object of type date is not JSON serializable"),
+        ("qppo-wide", "task1", "settings of its own for task1, a name that has others here. Choose another one"),
         ("algo: qppo", "algorithm: qppo", "qppo-wide has 'algorithm', but may have algo, hyperparams"),
         ("algo: qppo", "algo: qpppo", "`algo` of qppo-wide must be one of .*, but 'qpppo' was given"),
         ("qppo-wide", "qppo", "qppo has settings of its own, but it is the name of an algorithm. Choose another one"),
@@ -1164,7 +1170,7 @@ def test_params_replace_entries_of_the_presets_of_all_algorithms(tmp_path):
         ("policy:CnnPolicy", r"name 'CnnPolicy' is not defined"),
         ("policy_kwargs:dict(activation_fn=nn.ReLU)", "Classes are named in a text"),
         ("beta:0.5", "`-params` has beta, which the name all-action already sets"),
-        ("ent_ceof:1", "`-params` has the entry 'ent_ceof' for CartPole-v1, which is neither"),
+        ("ent_ceof:1", "`-params` or the group all-action has the entry 'ent_ceof' for CartPole-v1, which is neither"),
     ],
 )
 def test_params_that_cannot_be_used_are_refused_before_any_training(entry, message, tmp_path):

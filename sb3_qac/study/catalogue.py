@@ -1,5 +1,6 @@
 """The names that a study accepts. Studies are YAML files, ``hyperparams/studies/NAME.yml``; ``cartpole.yml`` explains them."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,25 @@ def read_study(path: Path) -> Study:
         for name, value in content.items():
             _check_setting(name, value)
         groups = content.get("groups")
-        if not isinstance(content.get("environments"), list) or not isinstance(groups, dict) or not groups:
+        env_ids = content.get("environments")
+        if not isinstance(env_ids, list) or not env_ids or not isinstance(groups, dict) or not groups:
             raise ValueError("`environments` must be a list and `groups` a mapping of names. Add what is missing.")
+        for env_id in env_ids:
+            if not isinstance(env_id, str):
+                raise ValueError(f"`environments` must be names, but {env_id!r} was given.")
         tasks = {}
         for name, group in groups.items():
+            # It is a part of the name of a folder
+            if not isinstance(name, str) or not name or set(name) & set("/\\"):
+                raise ValueError(f"The name of a group must be a text without slashes, but {name!r} was given.")
             if group is not None:
                 _check_names(name, group, ("algo", "hyperparams"))
                 tasks[name] = (group.get("algo"), group.get("hyperparams") or {})
                 if not isinstance(tasks[name][0], str) or not isinstance(tasks[name][1], dict):
                     raise ValueError(f"{name} must have `algo`, a name, and may have `hyperparams`, a mapping: {group!r}.")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
+                # A run's settings are kept as JSON, which has no dates
+                json.dumps(group)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no study that can be run: {error}") from None
     settings: dict[str, Any] = {
         name: tuple(value) if name == "seeds" else value for name, value in content.items() if name in SETTINGS
@@ -118,7 +128,7 @@ def study_of(name: str) -> Study:
         return Study((name,))
     study = read_study(Path(name))
     for group, task in study.tasks.items():
-        if TASKS.get(group, task) != task:
+        if TASKS.get(field_name(group), task) != task:
             raise ValueError(f"{name} has settings of its own for {group}, a name that has others here. Choose another one.")
     return study
 

@@ -249,7 +249,7 @@ def _read_hyperparams(run: Run) -> tuple[StudyManager, dict[str, Any]]:
             "environment, or a Python file (.py) that has them in `hyperparams`."
         ) from None
     for name, value in hyperparams.items():
-        source = "`-params`" if name in run.hyperparams else manager.config
+        source = f"`-params` or the group {run.group}" if name in run.hyperparams else manager.config
         finding = f"{source} has the entry {name!r} for {run.env_id}"
         check_entry(finding, name, value, run.algo, ZOO_ENTRIES | OTHER_ENTRIES)
         if name in COUNTS:

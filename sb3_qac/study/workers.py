@@ -105,4 +105,6 @@ def _train(run: Run, sender: connection.Connection) -> None:
             error = train_run(run)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sender.send(error)
+    # The process above may have been killed. This run has its result in its folder
+    with contextlib.suppress(BrokenPipeError):
+        sender.send(error)
