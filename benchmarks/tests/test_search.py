@@ -19,7 +19,7 @@ from benchmarks.search import SEARCHES, Round, load_search, main
 from sb3_qac.study.manager import StudyManager
 
 RESULTS = Path(__file__).parents[2] / "results"
-# Two tasks, of which the fake trainings below make nothing
+# Two tasks; the fake runs below train nothing
 CONTENT = {
     "references": {"CartPole-v1": 100, "Acrobot-v1": 50},
     "eval_freq": 100,
