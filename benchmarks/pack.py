@@ -12,7 +12,7 @@ import lzma
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import pandas as pd
 from sb3_qac.common.checks import check_integer
 from sb3_qac.common.files import make_folder, read_json
 from sb3_qac.study.catalogue import TASKS, field_name
-from sb3_qac.study.loading import load_everything
+from sb3_qac.study.loading import check_no_run, check_one_form, is_run, load_run, part_of
 from sb3_qac.study.pack import (
     COLUMNS,
     CURVES_FILE,
@@ -35,7 +35,7 @@ from sb3_qac.study.pack import (
     by_run,
     check_different_runs,
     load_pack,
-    packed_runs,
+    parts_of,
 )
 from sb3_qac.study.records import SUMMARY_METRICS, Record, records_of
 from sb3_qac.study.run import env_dirname
@@ -120,6 +120,74 @@ def write_pack(
             else:
                 (output / name).unlink(missing_ok=True)
     return [output / name for name in (RUNS_FILE, SETTINGS_FILE, *tables, DIAGNOSIS_FILE) if (output / name).is_file()]
+
+
+def load_everything(folder: Path) -> dict[str, list[Record]]:
+    """
+    :param folder: Folder with the folders of runs, at any depth, or of a packed study
+    :return: records of all runs, by the part of the study to which they belong: "" for the study itself, or the path of the
+        folder for a different study inside it, such as "lin_7e-4"
+    :raises ValueError: if there are none, or some are packed and others are not
+    """
+    check_no_run(folder)
+    parts: dict[str, list[Record]] = {}
+    runs = list(all_runs(folder))
+    check_one_form(folder, runs)
+    for run in runs:
+        record = replace(load_run(run), path=run.relative_to(folder).as_posix())
+        parts.setdefault(part_of(folder, run, record.settings["env_id"]), []).append(record)
+    parts = parts or load_packed_parts(folder)
+    if not parts:
+        raise ValueError(f"There is no run of a study in {folder}. `python -m sb3_qac study` creates one.")
+    return dict(sorted(parts.items()))
+
+
+def all_runs(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """
+    :param folder: A folder
+    :param above: Folders above it, without symbolic links
+    :return: folders of all runs in it, at any depth
+    """
+    if is_run(folder / "run.json"):
+        yield folder
+        return
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:
+        # It is not there, or another user's
+        return
+    above = (*above, folder.resolve())
+    for path in inside:
+        # A link may lead back
+        if path.is_dir() and path.resolve() not in above:
+            yield from all_runs(path, above)
+
+
+def load_packed_parts(folder: Path) -> dict[str, list[Record]]:
+    """
+    :param folder: Folder of a packed study; it need not exist
+    :return: records of its runs by part of the study, "" for the study itself
+    :raises ValueError: if a file of it is missing or damaged
+    """
+    parts = sorted(packed_runs(folder)["part"].unique())
+    return {part: load_pack(folder, part) for part in parts}
+
+
+def packed_runs(folder: Path) -> pd.DataFrame:
+    """
+    :param folder: Folder of a packed study; it need not exist
+    :return: a row for each packed run, with its ``part`` of the study, its path, ``run``, its ``environment``, ``state``,
+        ``steps`` and number of ``evaluations``
+    :raises ValueError: if the table of runs is damaged
+    """
+    path, columns = folder / RUNS_FILE, ["study", "run", "environment", "state", "steps", "evaluations"]
+    if not path.is_file():
+        return pd.DataFrame(columns=[*columns, "part"])
+    try:
+        runs = pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False)
+        return runs.assign(part=parts_of(runs))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Take it from the repository, or delete it to pack again.") from None
 
 
 def _check_lost(lost: Sequence[str], records: Sequence[Record]) -> None:

@@ -150,7 +150,7 @@ def report(study: str) -> str:
     folder = RESULTS / study
     envs = load_study(folder)
     relative = len(envs) > 1 and any("a2c" in groups for groups in envs.values())
-    return markdown(folder, envs, None, relative_returns(envs, "a2c") if relative else None)
+    return markdown(envs, None, relative_returns(envs, "a2c") if relative else None)
 
 
 def main() -> None:

@@ -17,12 +17,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from benchmarks import pack as module
 from benchmarks.ladder import write_page
-from benchmarks.pack import N_POINTS, add_packed, command_of, rounded, thinned, write_pack
+from benchmarks.pack import N_POINTS, add_packed, command_of, load_everything, rounded, thinned, write_pack
 from sb3_qac.__main__ import main, make_parser
 from sb3_qac.commands.study import grid_of
 from sb3_qac.study.diagnosis import diagnose_run
 from sb3_qac.study.grid import make_grid, run_study
-from sb3_qac.study.loading import load_curves, load_everything, load_run, load_study, summary_metrics
+from sb3_qac.study.loading import load_curves, load_run, load_study, summary_metrics
 from sb3_qac.study.pack import load_pack
 from sb3_qac.study.records import records_of
 from sb3_qac.study.report import markdown, write_report
@@ -106,10 +106,10 @@ def test_a_run_that_is_a_link_is_packed_and_one_that_leads_back_is_not_followed(
 
 def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_path):
     for part in PARTS:
-        texts = [markdown(folder / part, load_study(folder / part), goal=20.0) for folder in (live, packed)]
+        texts = [markdown(load_study(folder / part), goal=20.0) for folder in (live, packed)]
         assert texts[0] == texts[1] and len(texts[0].splitlines()) > 20
     text = write_report(packed, goal=20.0, output=tmp_path).read_text()
-    assert text == markdown(live, load_study(live), goal=20.0)
+    assert text == markdown(load_study(live), goal=20.0)
     assert "| all-action_seed-2 | failed |" in text
     assert "## Differences" in text and "Number of seeds: 2 of a2c and 2 of all-action." in text
     # A part is found under the path that its folder had, and is not mixed into the study
@@ -306,7 +306,7 @@ def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
     write_pack(add_packed(others, output), output)
     assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == "lost"
     # The report says why it covers less
-    assert "**Unfinished:** a2c_seed-1 (lost)" in markdown(output, load_study(output), None)
+    assert "**Not finished:** a2c_seed-1 (lost)" in markdown(load_study(output), None)
 
 
 def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhere(live, packed, tmp_path, capsys):
@@ -535,7 +535,7 @@ def test_a_run_of_a_lost_machine_is_marked(live, tmp_path):
     write_pack(with_unfinished(parts, "a2c_seed-0"), tmp_path, lost=["a2c_seed-0"])
     record = load_study(tmp_path)["CartPole-v1"]["a2c"][0]
     assert record.state == "lost" and not record.finished
-    assert "| a2c_seed-0 | lost |" in markdown(tmp_path, load_study(tmp_path), None)
+    assert "| a2c_seed-0 | lost |" in markdown(load_study(tmp_path), None)
     with pytest.raises(ValueError, match="There is no run a2c_seed-7 among a2c_seed-0"):
         write_pack(load_everything(live), tmp_path, lost=["a2c_seed-7"])
 

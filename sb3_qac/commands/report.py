@@ -26,13 +26,6 @@ def add_parser(commands: Any) -> None:
         help="also divide returns by the mean return of this group, and draw their interquartile mean over the environments "
         "against steps and against time",
     )
-    report.add_argument(
-        "--omit",
-        nargs="+",
-        default=(),
-        metavar="PLOT",
-        help="plots to leave out: evaluations, curves or relative",
-    )
     report.add_argument("--output", type=Path, help="folder for the report; default: the folder of the study")
     report.set_defaults(run=run)
 
@@ -45,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from sb3_qac.study.report import write_report
 
-        print(write_report(args.folder, args.goal, args.output, args.reference, args.omit))
+        print(write_report(args.folder, args.goal, args.output, args.reference))
     except ValueError as error:
         sys.exit(f"report: {error}")
     except ImportError as error:

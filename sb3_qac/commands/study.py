@@ -156,19 +156,11 @@ def print_next_commands(runs: Sequence[Any], folder: Path) -> None:
     :param runs: Runs of the study, of which those that are finished count
     :param folder: Folder of the study
     """
-    import gymnasium as gym
-    from gymnasium.envs.registration import load_env_creator
-
     finished = [run for run in runs if run.finished]
     if not finished:
         return
     commands = [f"python -m sb3_qac report {shlex.quote(str(folder))}"]
-    for run in finished:
-        entry_point = gym.spec(run.env_id).entry_point
-        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-        if "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", []):
-            commands.append(f"python -m sb3_qac video {shlex.quote(run.folder)}")
-            break
+    commands.append(f"python -m sb3_qac video {shlex.quote(finished[0].folder)}")
     if any(run.wandb == "offline" for run in finished):
         below = "/*" * len(Path(finished[0].folder).relative_to(folder).parts)
         commands.append(f"wandb sync {shlex.quote(str(folder))}{below}/wandb/latest-run")

@@ -91,15 +91,12 @@ def statistics(groups: Groups) -> Iterator[str]:
 
 
 def _nothing_in_common(groups: Groups) -> str:
-    records = records_of(groups)
-    if any(record.state == "unfinished" for record in records):
+    if any(record.state == "unfinished" for record in records_of(groups)):
         return "The runs have no evaluation in common yet."
-    if not any(len(record.timesteps) for record in records):
-        return "No run has an evaluation."
-    text = "The runs have no evaluation after the same number of steps, so they are not compared."
-    if not any(record.stopped or record.settings.get("eval_from") is not None for record in records):
-        text += " With an `--eval-freq` that is a multiple of each algorithm's number of environments they would have."
-    return text
+    return (
+        "The runs have no evaluation after the same number of steps, so they are not compared. Compare their `eval_freq` and "
+        "`stop_return`; `eval_freq` should be a multiple of each algorithm's number of environments."
+    )
 
 
 def _few(n_seeds: int) -> Iterator[str]:
@@ -246,11 +243,8 @@ def _which(groups: Groups) -> str:
     which = "the last evaluation that all runs have"
     if any(record.stopped for record in records):
         which += ", without the evaluations that stopped a run"
-    if any(record.failed and len(record.timesteps) for record in records):
-        which += ", failed runs with the last that they have"
-    reasons = {"unfinished": "has none yet", "failed": "failed before its first"}
-    without = [f"{x.name} {reasons.get(x.state, 'has none')}" for x in records if not len(x.timesteps)]
-    return f"{which} ({_list(without)})" if without else which
+    without = [f"{record.name} ({record.state})" for record in records if not len(record.timesteps)]
+    return f"{which} (none: {', '.join(without)})" if without else which
 
 
 def _counts(groups: Groups) -> list[str]:

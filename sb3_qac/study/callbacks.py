@@ -59,7 +59,7 @@ class StatusCallback(BaseCallback):
         super().__init__()
         self.path, self.evaluation = path, evaluation
         self.ended = False
-        self.before = self.evaluation_seconds = self.start = self.last_step = 0.0
+        self.before = self.start = self.last_step = 0.0
 
     def _on_training_start(self) -> None:
         # A resume restores the attributes that were in the checkpoint. The steps after it are made again, so their time does
@@ -72,20 +72,11 @@ class StatusCallback(BaseCallback):
         self.new_episodes_at = self.checkpoint_file().get("new_episodes_at", [])
         # The caller may be handling an exception, which is not one of this run
         self.exception, self.ended = id(sys.exc_info()[1]), False
-        self.n_evaluations = len(self.evaluation.evaluations_timesteps)
         self.write(finished=False)
 
-    def _on_rollout_start(self) -> None:
-        # The update before it is not part of an evaluation
-        self.last_step = time.monotonic()
-
     def _on_step(self) -> bool:
-        now, n_evaluations = time.monotonic(), len(self.evaluation.evaluations_timesteps)
-        if n_evaluations > self.n_evaluations:
-            # With the step of the environments before it, which is short
-            self.evaluation_seconds += now - self.last_step
-        self.n_evaluations, self.last_step = n_evaluations, now
-        if now - self.written > 2:
+        self.last_step = time.monotonic()
+        if self.last_step - self.written > 2:
             self.write(finished=False)
         return True
 
@@ -118,7 +109,6 @@ class StatusCallback(BaseCallback):
             "steps": self.model.num_timesteps,
             "total": self.model._total_timesteps,
             "seconds": self.before + seconds,
-            "evaluation_seconds": self.evaluation_seconds,
             "steps_per_second": (self.model.num_timesteps - self.first_step) / max(seconds, 1e-9),
             "training_return": self.training_return(),
             "last_evaluation": self.last_evaluation(),

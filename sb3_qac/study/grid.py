@@ -285,26 +285,9 @@ def notes(runs: Sequence[Run]) -> Iterator[str]:
     n_envs: dict[str, dict[str, int]] = {}
     for run in _one_of_each(runs):
         manager, hyperparams = _read_hyperparams(run)
-        name, group = f"{field_name(run.group)} on {run.env_id}", field_name(run.group)
-        n = n_envs.setdefault(run.env_id, {})[group] = hyperparams.get("n_envs", 1)
+        n_envs.setdefault(run.env_id, {})[field_name(run.group)] = hyperparams.get("n_envs", 1)
         if manager.policy_choice:
             yield manager.policy_choice
-        steps = run.n_timesteps or int(float(hyperparams["n_timesteps"]))
-        if steps < run.eval_freq and run.eval_from is None:
-            yield (
-                f"{name} may have no evaluation, because its {steps:,} steps are fewer than those between two evaluations, "
-                f"{run.eval_freq:,}. `--eval-freq` sets these."
-            )
-        parameter = inspect.signature(ALGOS[run.algo]).parameters.get("n_steps")
-        n_steps = hyperparams.get("n_steps", getattr(parameter, "default", 1))
-        # Others are refused by the algorithm. Nobody minds a few steps more
-        rollout = n * n_steps if isinstance(n_steps, int) and n_steps > 0 else 1
-        trained = -(-steps // rollout) * rollout
-        if trained > 1.05 * steps:
-            yield (
-                f"{name} trains {trained:,} steps instead of {steps:,}, because each rollout has {rollout:,} (`n_steps` "
-                f"{n_steps:,} x `n_envs` {n})."
-            )
     for env_id, by_group in n_envs.items():
         if len(set(by_group.values())) > 1:
             listed = ", ".join(f"{n} ({group})" for group, n in by_group.items())

@@ -5,7 +5,7 @@ import difflib
 import io
 import math
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from sb3_qac.study.pack import (
     check_different_runs,
     find_pack,
     load_pack,
-    load_packed_parts,
 )
 from sb3_qac.study.records import CURVES, Groups, Record
 from sb3_qac.study.run import env_dirname
@@ -106,29 +105,24 @@ def load_study(folder: Path) -> dict[str, Groups]:
     :return: records of all runs that were started, by environment and group, in the order of their seeds
     :raises ValueError: if there are none, a run is there twice, or some runs are packed and others are not
     """
-    _check_no_run(folder)
+    check_no_run(folder)
     runs, pack = runs_of(folder), find_pack(folder)
-    _check_one_form(folder, runs.values())
+    check_one_form(folder, runs.values())
     records = [replace(load_run(path), path=key) for key, path in runs.items()]
     if not records and pack is not None:
         records = load_pack(*pack)
     if not records:
-        inside = sorted({part_of(folder, run, read_json(run / "run.json")["env_id"]) for run in _all_runs(folder)})
-        if pack is not None and folder == pack[0]:
-            inside = list(load_packed_parts(folder))
+        inside = sorted({str(path.parent.parent) for path in folder.glob("*/*/run.json") if is_run(path)})
         raise ValueError(
             f"There is no run of a study in {folder}. "
-            + (
-                f"Name one of the studies inside it: {', '.join(str(folder / part) for part in inside)}."
-                if inside
-                else plots_of_rl_zoo(folder) or f"`python -m sb3_qac study ... --output {folder}` creates one."
-            )
+            + (f"There are studies inside it: {', '.join(inside)}. " if inside else "")
+            + f"`python -m sb3_qac study ... --output {folder}` creates one. Runs of RL Zoo are drawn by its `plot_train`."
         )
     check_different_runs(records)
     return by_environment(records)
 
 
-def _check_one_form(folder: Path, runs: Iterable[Path]) -> None:
+def check_one_form(folder: Path, runs: Iterable[Path]) -> None:
     names = [run.name for run in runs]
     # Other programs may have tables of the name that the packed runs have
     if names and all((folder / name).is_file() for name in (RUNS_FILE, SETTINGS_FILE)):
@@ -139,27 +133,7 @@ def _check_one_form(folder: Path, runs: Iterable[Path]) -> None:
         )
 
 
-def plots_of_rl_zoo(folder: Path) -> str:
-    """
-    :param folder: A folder
-    :return: sentences with the commands that draw the runs of RL Zoo in it; "" if there are none
-    """
-    # Its folder of logs, or that of an algorithm
-    for logs in (folder, folder.parent):
-        runs = [path.parent for path in logs.glob("*/*_[0-9]*/*/config.yml") if folder in path.parents]
-        if runs:
-            algos, env_ids = (" ".join(sorted({run.parts[i] for run in runs})) for i in (-3, -1))
-            algo = algos.split()[0]
-            return (
-                "It has runs of RL Zoo, whose own commands draw them: the returns in training "
-                f"`python -m rl_zoo3.cli plot_train -a {algo} -e {env_ids} -f {logs}`, the evaluations "
-                f"`python -m rl_zoo3.cli all_plots -a {algos} -e {env_ids} -f {logs}`. "
-                "Both need the extra `plots`: pip install '.[plots]', in the checkout."
-            )
-    return ""
-
-
-def _check_no_run(folder: Path) -> None:
+def check_no_run(folder: Path) -> None:
     if (folder / "run.json").is_file():
         raise ValueError(
             f"{folder} is a run of a study, not a study. Name the folder that contains it, {folder.resolve().parent}."
@@ -178,10 +152,7 @@ def check_run(folder: Path) -> None:
     names = {name: run for run in folders for name in (run, field_name(run))}
     similar = dict.fromkeys(names[name] for name in difflib.get_close_matches(folder.name, names, n=3, cutoff=0))
     if similar:
-        raise ValueError(
-            f"There is no folder {folder}. Runs in {folder.parent} with similar names: "
-            + ", ".join(run if field_name(run) == run else f"{run} ({field_name(run)})" for run in similar)
-        )
+        raise ValueError(f"There is no folder {folder}. Runs in {folder.parent} with similar names: {', '.join(similar)}")
 
 
 def by_environment(records: Sequence[Record]) -> dict[str, Groups]:
@@ -204,58 +175,17 @@ def runs_of(folder: Path) -> dict[str, Path]:
     runs = {}
     for path in sorted([*folder.glob("*/run.json"), *folder.glob("*/*/run.json")]):
         run = path.parent
-        if _is_run(path) and part_of(folder, run, read_json(path)["env_id"]) == "":
+        if is_run(path) and part_of(folder, run, read_json(path)["env_id"]) == "":
             runs[run.relative_to(folder).as_posix()] = run
     return runs
 
 
-def _all_runs(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """
-    :param folder: A folder
-    :param above: Folders above it, without symbolic links
-    :return: folders of all runs in it, at any depth
-    """
-    if _is_run(folder / "run.json"):
-        yield folder
-        return
-    try:
-        inside = sorted(folder.iterdir())
-    except OSError:
-        # It is not there, or another user's
-        return
-    above = (*above, folder.resolve())
-    for path in inside:
-        # A link may lead back
-        if path.is_dir() and path.resolve() not in above:
-            yield from _all_runs(path, above)
-
-
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """:return: whether a ``run.json`` is that of a run. Checkpoints, and other programs, have files of that name too."""
     if path.parent.name == "checkpoints":
         return False
     settings: Any = read_json(path)
     return isinstance(settings, dict) and all(isinstance(settings.get(name), str) for name in ("name", "group", "env_id"))
-
-
-def load_everything(folder: Path) -> dict[str, list[Record]]:
-    """
-    :param folder: Folder with the folders of runs, at any depth, or of a packed study
-    :return: records of all runs, by the part of the study to which they belong: "" for the study itself, or the path of the
-        folder for a different study inside it, such as "lin_7e-4"
-    :raises ValueError: if there are none, or some are packed and others are not
-    """
-    _check_no_run(folder)
-    parts: dict[str, list[Record]] = {}
-    runs = list(_all_runs(folder))
-    _check_one_form(folder, runs)
-    for run in runs:
-        record = replace(load_run(run), path=run.relative_to(folder).as_posix())
-        parts.setdefault(part_of(folder, run, record.settings["env_id"]), []).append(record)
-    parts = parts or load_packed_parts(folder)
-    if not parts:
-        raise ValueError(f"There is no run of a study in {folder}. `python -m sb3_qac study` creates one.")
-    return dict(sorted(parts.items()))
 
 
 def part_of(folder: Path, run: Path, env_id: str) -> str:

@@ -67,16 +67,6 @@ def find_pack(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
-def load_packed_parts(folder: Path) -> dict[str, list[Record]]:
-    """
-    :param folder: Folder of a packed study; it need not exist
-    :return: records of its runs by part of the study, "" for the study itself
-    :raises ValueError: if a file of it is missing or damaged
-    """
-    parts = sorted(packed_runs(folder)["part"].unique())
-    return {part: load_pack(folder, part) for part in parts}
-
-
 def load_pack(folder: Path, part: str = "") -> list[Record]:
     """
     :param folder: Folder of a packed study
@@ -96,7 +86,7 @@ def load_pack(folder: Path, part: str = "") -> list[Record]:
 def _load_pack(folder: Path, part: str) -> list[Record]:
     text = dict.fromkeys(("study", "run", "name", "environment", "group", "algo", "commit", "settings"), str)
     runs = pd.read_csv(folder / RUNS_FILE, float_precision="round_trip", dtype=text, keep_default_na=False, na_values=NO_VALUE)
-    runs = runs[_parts(runs) == part]
+    runs = runs[parts_of(runs) == part]
     evaluations, curves = (by_run(folder / name) for name in (EVALUATIONS_FILE, CURVES_FILE))
     if gone := [run for run, n in zip(runs["run"], runs["evaluations"], strict=True) if n > 0 and run not in evaluations]:
         raise ValueError(f"there are no evaluations of {gone[0]} in {EVALUATIONS_FILE}")
@@ -119,24 +109,7 @@ def _load_pack(folder: Path, part: str) -> list[Record]:
     ]
 
 
-def packed_runs(folder: Path) -> pd.DataFrame:
-    """
-    :param folder: Folder of a packed study; it need not exist
-    :return: a row for each packed run, with its ``part`` of the study, its path, ``run``, its ``environment``, ``state``,
-        ``steps`` and number of ``evaluations``
-    :raises ValueError: if the table of runs is damaged
-    """
-    path, columns = folder / RUNS_FILE, ["study", "run", "environment", "state", "steps", "evaluations"]
-    if not path.is_file():
-        return pd.DataFrame(columns=[*columns, "part"])
-    try:
-        runs = pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False)
-        return runs.assign(part=_parts(runs))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}. Take it from the repository, or delete it to pack again.") from None
-
-
-def _parts(runs: pd.DataFrame) -> pd.Series:
+def parts_of(runs: pd.DataFrame) -> pd.Series:
     """:return: part of the study of each packed run, "" for the study itself"""
     return runs["study"].map(lambda study: study.partition("/")[2])
 

@@ -1,9 +1,7 @@
 """The report of a study, finished or not: curves, a table, statistics over seeds, as Markdown, HTML, PNG and SVG."""
 
-import io
 import itertools
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -63,8 +61,6 @@ FAILED = " In means and comparisons a failed run counts with its last evaluation
 COMPARED = ("n_eval_episodes", "deterministic", "eval_freq", "eval_from", "stop_return")
 # Also those that change the games' implementation and the network's precision: the runs of an algorithm share them
 EVALUATED = (*COMPARED, "native", "dtype")
-# Plots of a report, by the name of their file
-PLOTS = ("evaluations", "curves", "relative")
 
 
 def draw_evaluations(envs: dict[str, Groups], path: Path) -> None:
@@ -221,17 +217,11 @@ def _smooth(curve: pd.Series) -> pd.Series:
 def save_figure(figure: Any, path: Path) -> None:
     """
     :param figure: Figure of matplotlib; it is closed
-    :param path: Image to write, without its suffix: a small PNG and an SVG; the same figure gives the same bytes
+    :param path: Image to write, without its suffix: a PNG and an SVG; the same figure gives the same bytes
     """
     import matplotlib.pyplot as plt
-    from PIL import Image
 
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=85)
-    # A quarter of the size. This method keeps the colors of thin lines, and k-means those of the intervals
-    image = Image.open(buffer).convert("RGB")
-    image = image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
-    image.save(f"{path}.png", optimize=True)
+    figure.savefig(f"{path}.png", dpi=85)
     with plt.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(f"{path}.svg", metadata={"Date": None})
     plt.close(figure)
@@ -249,25 +239,17 @@ def _actions(records: Sequence[Record]) -> str:
     return f"sampled (but {exceptions}: the most probable)" if exceptions else "sampled"
 
 
-def markdown(
-    folder: Path,
-    envs: dict[str, Groups],
-    goal: float | None,
-    relative: RelativeReturns | None = None,
-    omit: Sequence[str] = (),
-) -> str:
+def markdown(envs: dict[str, Groups], goal: float | None, relative: RelativeReturns | None = None) -> str:
     """
-    :param folder: Folder of the study
     :param envs: Records by environment
     :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
     :param relative: Returns relative to those of a group, if they are part of the report
-    :param omit: Plots that are left out
     :return: the report
     """
     records = _all_records(envs)
     several = len(envs) > 1
     n_episodes = " or ".join(map(str, sorted({record.settings["n_eval_episodes"] for record in records})))
-    drawn = [name for name in _plots(envs, relative) if name not in omit]
+    drawn = _plots(envs, relative)
     lines = [
         f"# {', '.join(envs)}: {', '.join(dict.fromkeys(group for groups in envs.values() for group in groups))}",
         "",
@@ -292,7 +274,7 @@ def markdown(
         lines += _of_environment(env_id, groups, _stop_return(groups) if goal is None else goal, "###" if several else "##")
     if "curves" in drawn:
         lines += ["## In training", "", "![curves](curves.png)", "", CURVE_LINES, ""]
-    lines += ["## Software and machines", "", _provenance(records), *_wandb(folder, records, envs)]
+    lines += ["## Software and machines", "", _provenance(records), *_wandb(records, envs)]
     return "\n".join(lines) + "\n"
 
 
@@ -320,14 +302,9 @@ def _stop_return(groups: Groups) -> float | None:
 
 
 def _evaluated_from(records: list[Record]) -> str:
-    bounds = sorted({x for record in records if (x := record.settings.get("eval_from")) is not None})
-    if not bounds:
+    if all(record.settings.get("eval_from") is None for record in records):
         return ""
-    evaluated = "Runs were" if all(record.settings.get("eval_from") is not None for record in records) else "Some runs were"
-    return (
-        f" {evaluated} not evaluated before their last training episodes, as many as an evaluation has, returned "
-        f"{' or '.join(f'{x:g}' for x in bounds)} on average, or training ended (`--eval-from`)."
-    )
+    return " Before the training episodes reached the return of `--eval-from` there were no evaluations."
 
 
 def _name(record: Record, envs: dict[str, Groups]) -> str:
@@ -336,17 +313,12 @@ def _name(record: Record, envs: dict[str, Groups]) -> str:
 
 
 def _unfinished(envs: dict[str, Groups]) -> list[str]:
-    records = _all_records(envs)
-    unfinished = [record for record in records if not record.finished]
+    unfinished = [record for record in _all_records(envs) if not record.finished]
     if not unfinished:
         return []
-    named = ", ".join(
-        _name(record, envs) + ("" if record.state == "unfinished" else f" ({record.state})") for record in unfinished
-    )
-    n_failed = sum(record.failed for record in unfinished)
-    if len(unfinished) > 10:
-        named = f"{len(unfinished)} of {len(records)} runs" + (f", {n_failed} of which failed" if n_failed else "")
-    return [f"**Unfinished:** {named}. This report covers their data so far.{FAILED if n_failed else ''}", ""]
+    named = ", ".join(f"{_name(record, envs)} ({record.state})" for record in unfinished)
+    failed = FAILED if any(record.failed for record in unfinished) else ""
+    return [f"**Not finished:** {named}. The report has their data so far.{failed}", ""]
 
 
 def warnings_of(envs: dict[str, Groups]) -> Iterator[str]:
@@ -434,19 +406,9 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
     return lines
 
 
-def _wandb(folder: Path, records: list[Record], envs: dict[str, Groups]) -> list[str]:
+def _wandb(records: list[Record], envs: dict[str, Groups]) -> list[str]:
     urls = [f"[{_name(record, envs)}]({url})" for record in records if (url := record.settings.get("wandb_url"))]
-    if urls:
-        return ["", f"In Weights & Biases: {', '.join(urls)}."]
-    runs = sorted({os.path.relpath(path.parent, folder) for path in folder.glob("**/wandb/offline-run-*")})
-    if runs:
-        depth = "/".join("*" for _ in Path(runs[0]).parts[:-1])
-        # The newest, because a resumed run has several, and the newest is complete
-        return [
-            "",
-            f"`wandb sync {depth}/wandb/latest-run`, run in the folder of the study, uploads them to Weights & Biases.",
-        ]
-    return []
+    return ["", f"In Weights & Biases: {', '.join(urls)}."] if urls else []
 
 
 def _provenance(records: list[Record]) -> str:
@@ -469,37 +431,25 @@ def write_report(
     goal: float | None = None,
     output: Path | None = None,
     reference: str | None = None,
-    omit: Sequence[str] = (),
 ) -> Path:
     """
     :param folder: Folder of a study, packed or not
     :param goal: Mean return of an evaluation that counts as solved; if None, the stopping return of each environment's runs
     :param output: Folder for the report; the folder of the study if None
     :param reference: Group by whose returns those of all groups are divided, to compare them over environments; None for none
-    :param omit: Plots that are left out, of "evaluations", "curves" and "relative"
     :return: the Markdown file; an HTML file and the images are in the same folder
-    :raises ValueError: if there is no run in the folder, returns cannot be divided by those of the reference, or there is no
-        such plot
+    :raises ValueError: if there is no run in the folder, or returns cannot be divided by those of the reference
     """
     if goal is not None:
         check_number("goal", goal, minimum=-math.inf)
-    if unknown := [name for name in omit if name not in PLOTS]:
-        raise ValueError(f"There is no plot {unknown[0]!r} to omit. The plots are {', '.join(PLOTS)}.")
     envs = load_study(folder)
     relative = None if reference is None else relative_returns(envs, field_name(reference))
     output = make_folder(output or folder)
     for warning in warnings_of(envs):
         print(f"report: {warning.replace('**', '')}", file=sys.stderr)
-    drawn = {name: draw for name, draw in _plots(envs, relative).items() if name not in omit}
-    for name, draw in drawn.items():
+    for name, draw in _plots(envs, relative).items():
         draw(output / name)
-    page = write_markdown(markdown(folder, envs, goal, relative, omit), output / "report")
-    for name in PLOTS:
-        if name not in drawn:
-            # Of an earlier report. It stays until its page is replaced
-            for suffix in ("png", "svg"):
-                (output / f"{name}.{suffix}").unlink(missing_ok=True)
-    return page
+    return write_markdown(markdown(envs, goal, relative), output / "report")
 
 
 def write_markdown(text: str, path: Path, width: str = "60em") -> Path:
