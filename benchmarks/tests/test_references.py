@@ -42,6 +42,7 @@ def test_an_ace_with_a_ten_is_worth_what_the_registered_game_pays():
     assert dealt_value(1, 10, 10) == pytest.approx(12 / 13)
 
 
+@pytest.mark.slow
 def test_q_learning_finds_a_policy_that_is_nearly_optimal():
     """The optimum is 0.744; a policy at random reaches the goal in 1 of 70 episodes."""
     learnt = np.mean([q_learning("FrozenLake-v1", seed, 50_000, 300) for seed in range(2)])

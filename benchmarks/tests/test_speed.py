@@ -17,7 +17,7 @@ ONE_ENVIRONMENT = pytest.mark.filterwarnings("ignore:`batch_size` is", "ignore:Y
 @ONE_ENVIRONMENT
 @pytest.mark.parametrize(
     ("algo", "variant", "n_steps"),
-    [("a2c", "stock", 5), ("qa2c", "bfloat16", 5), ("ppo", "float32", 128), ("qppo", "bfloat16", 64)],
+    [("a2c", "stock", 5), ("qppo", "bfloat16", 64)],
 )
 def test_contenders_are_measured_with_the_rollouts_of_their_presets(algo, variant, n_steps):
     found = measure(Contender(algo, variant), PONG, n_envs=1, seconds=0.1, device="cpu", parts=True)
@@ -100,6 +100,7 @@ def be_killed(*args, **kwargs):
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_a_measurement_that_is_killed_is_told(monkeypatch):
     """As by the system when the memory is not enough."""
     monkeypatch.setattr(speed, "measure", be_killed)
@@ -126,6 +127,7 @@ def test_each_measurement_is_written_as_it_comes(error, tmp_path, monkeypatch, c
     assert "| QPPO | RL Zoo's | 200 | 2.00 | not measured |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_whole_benchmark(tmp_path, capsys):
     output = tmp_path / "speed.jsonl"
     assert main(f"--env CartPole-v1 --algos a2c --n-envs 2 --seconds 0.05 --repeats 1 --output {output}".split()) == 0

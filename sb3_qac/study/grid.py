@@ -21,7 +21,7 @@ from rl_zoo3.utils import ALGOS
 
 from sb3_qac.common.checks import check_number, check_seed
 from sb3_qac.common.files import to_json
-from sb3_qac.common.minatar import MINATAR_GAMES, check_minatar
+from sb3_qac.common.minatar import check_minatar
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.study.catalogue import FIELD_NAMES, STUDIES, TASKS, field_name, study_of
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
@@ -74,7 +74,7 @@ def make_grid(
         names.setdefault(field_name(group), group)
     for env_id in env_ids:
         _check_env(env_id)
-        _check_fit(env_id, list(names), settings, tasks)
+        _check_fit(env_id, settings)
     seeds = list(dict.fromkeys(seeds))
     for group in names:
         _check_algorithm(group, tasks)
@@ -128,7 +128,7 @@ def _check_algorithm(group: str, tasks: dict[str, Any]) -> None:
         raise ValueError(f"There is no algorithm {group}. {meant}There are {', '.join(known)}.")
 
 
-def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any], tasks: dict[str, Any]) -> None:
+def _check_fit(env_id: str, settings: dict[str, Any]) -> None:
     atari = is_atari(gym.spec(env_id))
     if atari and settings.get("native", True):
         game_arguments(gym.spec(env_id))
@@ -137,18 +137,6 @@ def _check_fit(env_id: str, groups: Sequence[str], settings: dict[str, Any], tas
             f"`dtype` is 'bfloat16', but {env_id} is not an Atari game, and only the network for these has another precision. "
             "Leave `--dtype` out."
         )
-    for group in groups:
-        network = str(tasks.get(group))
-        if "SharedMlp" in network and (atari or env_id.startswith("MinAtar/")):
-            raise ValueError(
-                f"{group} has a network for vectors, but the observations of {env_id} are images. Use it on another "
-                "environment, such as CartPole-v1."
-            )
-        if "MinAtarCNN" in network and not env_id.startswith("MinAtar/"):
-            raise ValueError(
-                f"{group} has a network for MinAtar, so its environment must be one of {', '.join(MINATAR_GAMES)}, but "
-                f"{env_id} was given."
-            )
 
 
 def _check_other_name(run: Run) -> None:
