@@ -37,7 +37,7 @@ train-qppo: $(READY)
 	$(BIN)/python -m sb3_qac study pong --algos qppo --seeds $(SEED) --steps $(STEPS) --stop-return 18 --eval-freq 50000 \
 		--eval-from 16.5 --dtype bfloat16 --threads $(THREADS) --wandb disabled --output $(PONG)
 	$(BIN)/python -m sb3_qac report $(PONG) --goal 18
-	$(BIN)/python -m sb3_qac video $(PONG)/qppo_seed-$(SEED) --games 1 --gif --output $(PONG)
+	$(BIN)/python -m sb3_qac video $(PONG)/qppo_seed-$(SEED) --games 1 --output $(PONG)
 	$(BIN)/python -m sb3_qac export $(PONG)/qppo_seed-$(SEED) logs
 	@echo "Watch it play: $(BIN)/python -m rl_zoo3.enjoy --algo qppo --env PongNoFrameskip-v4 --folder logs"
 

@@ -297,7 +297,6 @@ def test_results_of_runs_before_one_that_cannot_be_diagnosed_are_printed(monkeyp
 )
 def test_json_has_null_where_a_number_is_not_finite(command, function, monkeypatch, capsys):
     monkeypatch.setattr(f"sb3_qac.study.{function}", lambda *arguments: {"some": [1.5, math.nan, -math.inf]})
-    monkeypatch.setattr("sb3_qac.study.loading.check_run", lambda folder: None)
     assert main([command, "run", "--json"]) == 0
     # NaN and Infinity are no JSON, but Python reads them
     printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

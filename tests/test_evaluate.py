@@ -70,8 +70,8 @@ def test_new_episodes_are_played_and_the_same_ones_again(run):
 
 @pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_atari_games_are_played_in_the_environments_of_the_run(native, tmp_path, monkeypatch):
-    settings = dict(n_timesteps=80, eval_freq=1000, wandb="disabled", device="cpu", native=native)
-    (run,) = make_grid("PongNoFrameskip-v4", ["task1"], [0], tmp_path, **settings)
+    settings = dict(n_timesteps=10, eval_freq=1000, n_eval_episodes=1, wandb="disabled", device="cpu", native=native)
+    (run,) = make_grid("PongNoFrameskip-v4", ["task1"], [0], tmp_path, hyperparams={"n_envs": 1}, **settings)
     assert run_study([run]) == {}
     environments = []
 
@@ -122,9 +122,7 @@ def test_a_run_without_an_agent_is_refused(run, tmp_path):
     for command in (["evaluate", str(folder)], ["export", str(folder), str(tmp_path)]):
         with pytest.raises(SystemExit, match=r"There is no final agent in .*unfinished"):
             main(command)
-    with pytest.raises(
-        SystemExit, match=r"^export: There is no run of a study in .*It is a study; its runs are all-action_seed-0\."
-    ):
+    with pytest.raises(SystemExit, match=r"^export: There is no run of a study in .* The runs in .* are all-action_seed-0\."):
         main(["export", str(Path(run.folder).parent), str(tmp_path)])
     with pytest.raises(SystemExit, match=r"^evaluate: There is no run of a study in .*run.json"):
         main(["evaluate", str(folder / "run.json")])
@@ -161,22 +159,14 @@ def test_an_agent_of_minatar_is_not_played_without_the_package(command, run, tmp
 
 
 @pytest.mark.parametrize("command", ["diagnose", "evaluate", "export", "video"])
-def test_the_name_of_a_run_in_reports_leads_to_its_folder(command, tmp_path):
+def test_a_missing_folder_leads_to_the_runs_next_to_it(command, tmp_path):
     for name in ("task1_seed-0", "qppo_seed-0", "task1_seed-100"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(json.dumps({"name": name, "group": "x", "env_id": "CartPole-v1"}))
     output = [str(tmp_path)] if command == "export" else []
-    message = r"There is no folder .*all-action_seed-0\. .* names: task1_seed-0 \(all-action_seed-0\), task1_seed-100"
+    message = r"There is no run of a study in .*all-action_seed-0\. The runs in .* are qppo_seed-0, task1_seed-0, "
     with pytest.raises(SystemExit, match=f"^{command}: {message}"):
         main([command, str(tmp_path / "all-action_seed-0"), *output])
-
-
-def test_a_misspelt_folder_leads_to_the_run_with_the_most_similar_folder(tmp_path):
-    for name in ("a2c_seed-0", "a2c_seed-1", "a2c_seed-2", "task1_seed-0"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(json.dumps({"name": name, "group": "x", "env_id": "CartPole-v1"}))
-    with pytest.raises(SystemExit, match=r" names: task1_seed-0 \(all-action_seed-0\), a2c_seed-"):
-        main(["evaluate", str(tmp_path / "task1_sed-0")])
 
 
 @pytest.mark.parametrize("missing", ["vecnormalize.pkl", "config.yml"])

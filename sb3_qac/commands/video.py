@@ -21,7 +21,6 @@ def add_parser(commands: Any) -> None:
     video.add_argument("folder", type=Path, metavar="RUN", help="folder of a run of a study")
     video.add_argument("--games", type=int, default=3, help="number of whole games in each video")
     video.add_argument("--fps", type=int, default=30, help="images per second; Atari games run at 15 (every fourth of 60)")
-    video.add_argument("--gif", action="store_true", help="also write the beginning as a GIF")
     video.add_argument("--output", type=Path, help="folder for the videos; default: videos in the folder of the run")
     video.add_argument("--json", action="store_true", help="print the raw returns of the games as JSON")
     video.set_defaults(run=run)
@@ -33,13 +32,11 @@ def run(args: argparse.Namespace) -> int:
     :return: Exit code
     """
     from sb3_qac.common.files import to_json
-    from sb3_qac.study.loading import check_run
     from sb3_qac.study.video import record_videos, summary
 
     output = args.output or args.folder / "videos"
     try:
-        check_run(args.folder)
-        returns = record_videos(args.folder, output, args.games, args.fps, args.gif)
+        returns = record_videos(args.folder, output, args.games, args.fps)
     except (OSError, ValueError, ImportError, gym.error.Error) as error:
         # Classic control draws with pygame, which is an extra of gymnasium. A wrapper of the run may not be found here
         sys.exit(f"video: {error}")

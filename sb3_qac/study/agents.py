@@ -25,7 +25,7 @@ from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import is_atari
-from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, check_run, parse_config, read_config
+from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.study.run import Run, env_dirname, read_run
 from sb3_qac.study.snapshots import save_for_playing
@@ -143,7 +143,6 @@ def evaluate_agent(folder: Path, n_episodes: int = 1000) -> dict[str, Any]:
     :raises ValueError: if there is no agent in the folder
     """
     check_number("episodes", n_episodes, minimum=1)
-    check_run(folder)
     register()
     run = read_run(folder)
     seed = (FIRST_SEED + N_ENVS * run.seed) % 2**32
@@ -187,7 +186,6 @@ def export_agent(folder: Path, output: Path) -> Path:
     :return: the agent's file
     :raises ValueError: if there is no agent in the folder
     """
-    check_run(folder)
     register()
     run = read_run(folder)
     name = env_dirname(run.env_id)

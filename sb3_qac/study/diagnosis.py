@@ -16,7 +16,7 @@ from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import check_writable, write_atomically
 from sb3_qac.diagnose import MIN_ROLLOUTS, diagnose_model
 from sb3_qac.study.agents import check_same_environments
-from sb3_qac.study.loading import DIAGNOSIS_FILE, check_run, read_config
+from sb3_qac.study.loading import DIAGNOSIS_FILE, read_config
 from sb3_qac.study.manager import environments_of
 from sb3_qac.study.run import Run, env_dirname, read_run
 from sb3_qac.study.snapshots import normalize_as, points_of
@@ -46,7 +46,6 @@ def diagnose_run(
     check_number("threads", n_threads, minimum=1)
     check_number("states", n_states)
     check_number("repeats", n_repeats, minimum=2)
-    check_run(folder)
     run = read_run(folder)
     if run.algo not in DIAGNOSED:
         raise ValueError(

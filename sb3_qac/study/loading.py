@@ -1,7 +1,6 @@
 """Records of a study, from the folders of its runs or from its packed form."""
 
 import contextlib
-import difflib
 import io
 import math
 import zipfile
@@ -138,21 +137,6 @@ def check_no_run(folder: Path) -> None:
         raise ValueError(
             f"{folder} is a run of a study, not a study. Name the folder that contains it, {folder.resolve().parent}."
         )
-
-
-def check_run(folder: Path) -> None:
-    """
-    :param folder: Folder of a run
-    :raises ValueError: if there is no such folder, but there are runs next to it; the message has the most similar names
-    """
-    if folder.is_dir():
-        return
-    # Reports have the field's names, and folders may have those of the course's document
-    folders = [run.name for run in runs_of(folder.parent).values() if run.parent == folder.parent]
-    names = {name: run for run in folders for name in (run, field_name(run))}
-    similar = dict.fromkeys(names[name] for name in difflib.get_close_matches(folder.name, names, n=3, cutoff=0))
-    if similar:
-        raise ValueError(f"There is no folder {folder}. Runs in {folder.parent} with similar names: {', '.join(similar)}")
 
 
 def by_environment(records: Sequence[Record]) -> dict[str, Groups]:

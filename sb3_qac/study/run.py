@@ -132,10 +132,9 @@ def read_run(folder: Path) -> Run:
     settings: Any = read_json(folder / "run.json")
     # Other programs have files of this name too
     if not isinstance(settings, dict) or not {"name", "group", "algo", "env_id", "seed"} <= settings.keys():
-        runs = ", ".join(sorted(path.parent.name for path in folder.glob("*/run.json")))
-        raise ValueError(
-            f"There is no run of a study in {folder}." + (f" It is a study; its runs are {runs}." if runs else "")
-        )
+        study = folder if folder.is_dir() else folder.parent
+        runs = ", ".join(sorted(path.parent.name for path in study.glob("*/run.json")))
+        raise ValueError(f"There is no run of a study in {folder}." + (f" The runs in {study} are {runs}." if runs else ""))
     known = {field.name: settings[field.name] for field in dataclasses.fields(Run) if field.name in settings}
     if known.get("config") and not Path(known["config"]).is_file():
         raise ValueError(

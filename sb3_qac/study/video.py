@@ -18,10 +18,8 @@ from sb3_qac.study.agents import player_env
 from sb3_qac.study.run import read_run
 from sb3_qac.zoo import register
 
-GIF_FRAMES = 450
 
-
-def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, gif: bool = False) -> dict[str, list[float]]:
+def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30) -> dict[str, list[float]]:
     """
     Record the final agent of a run: ``sampled.mp4`` and ``greedy.mp4``.
 
@@ -29,7 +27,6 @@ def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, g
     :param output: Folder for the videos
     :param n_games: Whole games in each video
     :param fps: Images per second. Atari games show every fourth image: at 15 they are as fast as on the console.
-    :param gif: Whether to also write the beginning of ``sampled.mp4`` as a GIF, for a README
     :return: raw returns of the games, by the name of the video
     :raises ValueError: if there is no agent in the folder, or its environment draws no images
     """
@@ -46,24 +43,11 @@ def record_videos(folder: Path, output: Path, n_games: int = 3, fps: int = 30, g
         for name, deterministic in {"sampled": False, "greedy": True}.items():
             set_random_seed(run.seed)
             env.seed(run.seed)
-            beginning: list[Any] = []
             with imageio.get_writer(videos / f"{name}.mp4", fps=fps, macro_block_size=1) as writer:
                 for image in play(model, env, n_games, deterministic, returns.setdefault(name, [])):
                     writer.append_data(image)  # type: ignore[attr-defined]
-                    if gif and not deterministic and len(beginning) < 2 * GIF_FRAMES:
-                        beginning.append(image)
-            if beginning:
-                # Half as many images, and half the size unless they are as small as Atari's
-                stride = 2 if beginning[0].shape[1] > 300 else 1
-                images = [image[::stride, ::stride] for image in beginning[::2]]
-                # In milliseconds. GIF has hundredths of a second, and Pillow rounds down
-                duration = 10 * max(round(200 / fps), 2)
-                imageio.mimwrite(videos / f"{name}.gif", images, duration=duration, loop=0)
         for path in videos.iterdir():
             path.replace(output / path.name)
-        if not gif:
-            # Of an earlier call, so of other games
-            Path(output, "sampled.gif").unlink(missing_ok=True)
     return returns
 
 
