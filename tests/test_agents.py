@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RESULTS = Path(__file__).parent.parent / "results"
 
 
+@pytest.mark.slow
 def test_the_kept_agent_wins_at_pong_by_the_readme_s_command(tmp_path):
     command = ["-m", "rl_zoo3.enjoy", "--algo", "qa2c", "--env", "PongNoFrameskip-v4", "-f", str(RESULTS / "pong" / "agent")]
     played = subprocess.run(
