@@ -9,9 +9,6 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
 
-# More have no room in a rollout, and are too many to learn a value of each
-MAX_ACTIONS = 4096
-
 
 def components_of(action_space: spaces.Space) -> tuple[int, ...]:
     """
@@ -24,7 +21,7 @@ def components_of(action_space: spaces.Space) -> tuple[int, ...]:
     if isinstance(action_space, spaces.MultiDiscrete):
         return tuple(map(int, action_space.nvec))
     assert isinstance(action_space, spaces.MultiBinary)
-    return (2,) * int(action_space.n)
+    return (2,) * int(action_space.shape[0])
 
 
 def n_actions_of(action_space: spaces.Space) -> int:
@@ -41,22 +38,24 @@ class JointActions(nn.Module):
     ``numpy.ravel_multi_index`` does: the last component changes fastest. An action of ``Discrete`` is its own number.
 
     :param action_space: Action space
+
+    ``n`` is their number, and ``components`` has the components of each, shape (n, n_components).
     """
 
     strides: th.Tensor
-    values: th.Tensor
+    components: th.Tensor
     columns: th.Tensor
 
     def __init__(self, action_space: spaces.Space) -> None:
         super().__init__()
         sizes = components_of(action_space)
         self.is_discrete = isinstance(action_space, spaces.Discrete)
-        self.n_actions = math.prod(sizes)
-        values = np.stack(np.unravel_index(np.arange(self.n_actions), sizes), axis=1)  # (n_actions, n_components)
+        self.n = math.prod(sizes)
+        values = np.stack(np.unravel_index(np.arange(self.n), sizes), axis=1)  # (n, n_components)
         # Not in saved models, which have them from the space
         for name, array in {
             "strides": np.cumprod((1, *sizes[:0:-1]))[::-1].copy(),
-            "values": values,
+            "components": values,
             # Of each component of each action, among the values of all components one after the other
             "columns": values + np.cumsum((0, *sizes[:-1])),
         }.items():
@@ -74,7 +73,7 @@ class JointActions(nn.Module):
         :param numbers: Numbers of actions, shape (batch_size,)
         :return: the actions as the policy returns them, shape (batch_size,) for ``Discrete``, else (batch_size, n_components)
         """
-        return numbers if self.is_discrete else self.values[numbers]
+        return numbers if self.is_discrete else self.components[numbers]
 
     def log_probs(self, distribution: Any) -> th.Tensor:
         """

@@ -8,6 +8,8 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs, RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_qac.common.actions import n_actions_of
+
 
 class AllActionSamples(NamedTuple):
     """A minibatch of SB3, and ``log pi(a|s)`` of every action, shape (batch_size, n_actions)"""
@@ -27,7 +29,6 @@ class AllActionRolloutBuffer(RolloutBuffer):
     before SB3 calls ``on_rollout_end``. ``with_all_actions`` combines it with other rollout buffers. The arguments are theirs.
     """
 
-    action_space: spaces.Discrete
     get: Callable[..., Generator[AllActionSamples, None, None]]  # type: ignore[assignment]
     # Returns the next two
     evaluate_rollout: Callable[[], tuple[th.Tensor, th.Tensor]]
@@ -41,7 +42,7 @@ class AllActionRolloutBuffer(RolloutBuffer):
 
     def reset(self) -> None:
         super().reset()
-        self.q_values = self.all_log_probs = th.zeros(self.buffer_size, self.n_envs, int(self.action_space.n))
+        self.q_values = self.all_log_probs = th.zeros(self.buffer_size, self.n_envs, n_actions_of(self.action_space))
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         super().compute_returns_and_advantage(last_values, dones)

@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from sb3_qac.common.actions import n_actions_of
+
+# More take too much room in a rollout, and are too many to learn a value of each
+MAX_ACTIONS = 4096
+
 
 def check_actions_from_zero(action_space: spaces.Space) -> None:
     """The actions must count from 0. SB3 would send actions from 0 anyway."""
@@ -24,14 +29,19 @@ def check_actions_from_zero(action_space: spaces.Space) -> None:
 
 
 def check_action_space(action_space: spaces.Space) -> None:
-    """The action space must be ``Discrete`` and count from 0."""
-    if isinstance(action_space, spaces.Discrete):
-        check_actions_from_zero(action_space)
-        return
-    raise ValueError(
-        "The critic has one value per action, so the action space must be `gymnasium.spaces.Discrete`, "
-        f"but {action_space} was given. Use A2C or PPO of stable_baselines3, or wrap the environment to make it `Discrete`."
-    )
+    """The action space must be finite, one-dimensional and not too large, and count from 0."""
+    is_grid = len(action_space.shape or ()) > 1
+    if is_grid or not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        raise ValueError(
+            "The critic has one value per action, so the action space must be `Discrete`, or one-dimensional `MultiDiscrete` "
+            f"or `MultiBinary`, but {action_space} was given. Use PPO of stable_baselines3, or wrap the environment."
+        )
+    check_actions_from_zero(action_space)
+    if (n_actions := n_actions_of(action_space)) > MAX_ACTIONS:
+        raise ValueError(
+            f"The critic has one value per joint action, at most {MAX_ACTIONS:,}, but {action_space} has {n_actions:,}. Use "
+            "PPO of stable_baselines3, or wrap the environment to leave out or merge actions."
+        )
 
 
 def check_observation_space(observation_space: spaces.Space, dict_policy: bool) -> None:

@@ -95,11 +95,11 @@ def return_of(model: QA2C | QPPO, env: VecEnv, action: int, horizon: int) -> np.
     """
     :param model: Model that plays after the first step
     :param env: Environments
-    :param action: Action of the first step
+    :param action: Number of the action of the first step
     :param horizon: Number of steps
     :return: Discounted returns to the end of the episode or to the horizon, shape (n_envs,)
     """
-    actions = np.full(env.num_envs, action)
+    actions: Any = model.policy.joint_actions.actions(th.full((env.num_envs,), action, device=model.device)).numpy(force=True)
     returns, weights = np.zeros(env.num_envs), np.ones(env.num_envs)
     for _ in range(horizon):
         obs, rewards, dones, _ = env.step(actions)

@@ -45,7 +45,7 @@ def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_rep
         with th.no_grad():
             batch = batch_of(model, data)
             scale = scale_of(model, batch) if scale is None else scale
-        probs, actions = batch.log_probs.exp(), data.actions.long()
+        probs, actions = batch.log_probs.exp(), batch.actions
         kept["rewards"].append(rewards)
         kept["starts"].append(starts)
         for name, values in {"q_values": batch.q_values, "probs": probs, "actions": actions}.items():

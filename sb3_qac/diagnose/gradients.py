@@ -53,7 +53,8 @@ def batch_of(model: QA2C | QPPO, data: RolloutBufferSamples) -> Batch:
     """
     q_values, log_probs = model.policy.evaluate_all_actions(data.observations)
     values = state_values(log_probs.exp(), q_values).detach()
-    return Batch(q_values, log_probs, values, data.actions.long(), data.returns.unsqueeze(1))
+    actions = model.policy.joint_actions.numbers(data.actions)
+    return Batch(q_values, log_probs, values, actions, data.returns.unsqueeze(1))
 
 
 def weights_of(batch: Batch, shrinkage: float = 0.0) -> tuple[th.Tensor, th.Tensor]:

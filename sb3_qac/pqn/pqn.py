@@ -51,11 +51,11 @@ class EpsilonGreedyPolicy(ActorCriticQPolicy):
         :return: action, value of the state (shape (batch_size, 1)), and zeros for the log probability of the action
         """
         q_values = self.predict_q_values(obs)
-        values, actions = q_values.max(dim=1)
+        values, numbers = q_values.max(dim=1)
         if not deterministic:
             explores = th.rand_like(values) < self.exploration_rate
-            actions = th.where(explores, th.randint_like(actions, q_values.shape[1]), actions)
-        return actions, values.unsqueeze(1), th.zeros_like(values)
+            numbers = th.where(explores, th.randint_like(numbers, q_values.shape[1]), numbers)
+        return self.joint_actions.actions(numbers), values.unsqueeze(1), th.zeros_like(values)
 
     def predict_values(self, obs: PyTorchObs) -> th.Tensor:
         return self.predict_q_values(obs).max(dim=1, keepdim=True).values
@@ -83,7 +83,8 @@ class PQN(ScheduledOnPolicyAlgorithm):
     the norm.
 
     :param policy: The policy model to use (MlpPolicy or CnnPolicy)
-    :param env: The environment to learn from, with ``Discrete`` actions
+    :param env: The environment to learn from, with ``Discrete``, ``MultiDiscrete``
+        or ``MultiBinary`` actions
     :param learning_rate: The learning rate, it can be a function of the current progress remaining (from 1 to 0)
     :param n_steps: The number of steps to run for each environment per update
     :param batch_size: Minibatch size
@@ -198,7 +199,8 @@ class PQN(ScheduledOnPolicyAlgorithm):
             # Do a complete pass on the rollout buffer
             for rollout_data in self.rollout_buffer.get(self.batch_size):
                 q_values = self.policy.predict_q_values(rollout_data.observations)  # (batch_size, n_actions)
-                q_taken = q_values.gather(1, rollout_data.actions.long())  # (batch_size, 1)
+                actions = self.policy.joint_actions.numbers(rollout_data.actions)  # (batch_size, 1)
+                q_taken = q_values.gather(1, actions)  # (batch_size, 1)
                 loss = critic_loss(q_taken, rollout_data.returns.unsqueeze(1))
 
                 # Optimization step

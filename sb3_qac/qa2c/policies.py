@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch as th
 from gymnasium import spaces
@@ -10,8 +10,8 @@ from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticP
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
-from torch.distributions import Categorical
 
+from sb3_qac.common.actions import JointActions
 from sb3_qac.common.checks import check_action_space, check_choice
 from sb3_qac.common.losses import state_values
 from sb3_qac.common.policies import PixelPolicy
@@ -28,7 +28,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
     Q(s, a)``. With the same seed, the trunk and the actor start from the same weights as in A2C.
 
     :param observation_space: Observation space
-    :param action_space: Action space, ``Discrete`` only (others raise a ``ValueError``)
+    :param action_space: Action space: ``Discrete``, ``MultiDiscrete`` or ``MultiBinary`` (others raise a ``ValueError``)
     :param lr_schedule: Learning rate schedule (could be constant)
     :param net_arch: The specification of the policy and value networks. ``vf`` is the critic's.
     :param activation_fn: Activation function
@@ -50,7 +50,6 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         ``use_sde=True`` nor ``squash_output=True`` with ``Discrete`` actions.
     """
 
-    action_space: spaces.Discrete
     q_net: nn.Linear | DuelingHead
     # While ``keep_evaluations`` is active: what it returns
     _evaluations: list[tuple[th.Tensor, th.Tensor]] | None = None
@@ -103,8 +102,9 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         """
         super()._build(lr_schedule)
         del self.value_net
+        self.joint_actions = JointActions(self.action_space)
         head = DuelingHead if self.dueling else nn.Linear
-        self.q_net = head(self.mlp_extractor.latent_dim_vf, int(self.action_space.n))
+        self.q_net = head(self.mlp_extractor.latent_dim_vf, self.joint_actions.n)
         if self.ortho_init:
             self.q_net.apply(partial(self.init_weights, gain=1))
         # The optimizer that SB3 made holds the parameters of the removed head
@@ -129,9 +129,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
             latent_pi = self.mlp_extractor.forward_actor(pi_features)
             latent_vf = self.mlp_extractor.forward_critic(vf_features)
         distribution = self._get_action_dist_from_latent(latent_pi)
-        # ``Categorical`` normalizes its logits: they are the log probabilities
-        log_probs = cast(Categorical, distribution.distribution).logits
-        return distribution, self.q_net(latent_vf), log_probs
+        return distribution, self.q_net(latent_vf), self.joint_actions.log_probs(distribution)
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
@@ -217,7 +215,7 @@ class ActorCriticQCnnPolicy(ActorCriticQPolicy, ActorCriticCnnPolicy):  # type: 
     CNN policy class for actor-critics with an action-value critic: the Nature CNN, then the two heads.
 
     :param observation_space: Observation space, images
-    :param action_space: Action space, ``Discrete`` only (others raise a ``ValueError``)
+    :param action_space: Action space: ``Discrete``, ``MultiDiscrete`` or ``MultiBinary`` (others raise a ``ValueError``)
     :param lr_schedule: Learning rate schedule (could be constant)
     :param features_extractor_class: Features extractor to use, or any callable that returns one
     :param kwargs: Further arguments of ``ActorCriticQPolicy``
@@ -242,7 +240,7 @@ class MultiInputActorCriticQPolicy(ActorCriticQPolicy, MultiInputActorCriticPoli
     MultiInput policy class for actor-critics with an action-value critic: dict observations, then the two heads.
 
     :param observation_space: Observation space, ``Dict``
-    :param action_space: Action space, ``Discrete`` only (others raise a ``ValueError``)
+    :param action_space: Action space: ``Discrete``, ``MultiDiscrete`` or ``MultiBinary`` (others raise a ``ValueError``)
     :param lr_schedule: Learning rate schedule (could be constant)
     :param features_extractor_class: Features extractor to use, or any callable that returns one
     :param kwargs: Further arguments of ``ActorCriticQPolicy``

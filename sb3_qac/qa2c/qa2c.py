@@ -63,7 +63,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     algorithms the same ones, and QA2C ``pg_coef=1``. With ``use_rms_prop=False`` both have Adam.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
-    :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
+    :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete``, ``MultiDiscrete``
+        or ``MultiBinary`` actions
     :param learning_rate: The learning rate, it can be a function
         of the current progress remaining (from 1 to 0), or "lin_1e-3", RL Zoo's name of the schedule that falls linearly from
         1e-3 to 0
@@ -223,7 +224,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
 
         # This will only loop once (get all data in one go)
         for rollout_data in self.rollout_buffer.get(batch_size=None):
-            actions = rollout_data.actions.long()  # (batch_size, 1)
+            actions = self.policy.joint_actions.numbers(rollout_data.actions)  # (batch_size, 1)
             returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
 
             # The weights have not changed since the rollout, so these are also its Q-values

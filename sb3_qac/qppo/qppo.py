@@ -69,7 +69,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     the preset in ``hyperparams/qppo.yml``, whose network and schedules differ, in bfloat16 (see ``docs/qppo.md``).
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of ActorCriticQPolicy)
-    :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete`` actions
+    :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete``, ``MultiDiscrete``
+        or ``MultiBinary`` actions
     :param learning_rate: The learning rate, it can be a function
         of the current progress remaining (from 1 to 0), or "lin_1e-3", RL Zoo's name of the schedule that falls linearly from
         1e-3 to 0
@@ -280,7 +281,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         for _ in range(self.n_epochs):
             # Do a complete pass on the rollout buffer
             for rollout_data in self.rollout_buffer.get(self.batch_size):
-                actions = rollout_data.actions.long()  # (batch_size, 1)
+                actions = self.policy.joint_actions.numbers(rollout_data.actions)  # (batch_size, 1)
                 returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
 
                 q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
@@ -356,7 +357,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         self.logger.record("train/clip_range", clip_range)
         # For the rollout's state values, as in PPO, and for its Q-values of the actions taken
         rollout_q = self.rollout_buffer.swap_and_flatten(self.rollout_buffer.q_values.numpy(force=True))
-        q_taken = np.take_along_axis(rollout_q, self.rollout_buffer.actions.astype(int), axis=-1)
+        actions = self.policy.joint_actions.numbers(th.as_tensor(self.rollout_buffer.actions, device=self.device))
+        q_taken = np.take_along_axis(rollout_q, actions.numpy(force=True), axis=-1)
         explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
         explained_var_q = explained_variance(q_taken.flatten(), self.rollout_buffer.returns.flatten())
         self.logger.record("train/explained_variance", explained_var)
