@@ -57,7 +57,7 @@ ENVS = [IdentityEnvMultiDiscrete, IdentityEnvMultiBinary]
 
 def model_of(algorithm, env, **kwargs):
     settings = dict(n_steps=16, learning_rate=3e-3, gamma=0.5, seed=0, device="cpu")
-    settings |= dict(batch_size=64) if algorithm is not QA2C else dict(ent_coef=0.01)
+    settings |= dict(batch_size=64) if algorithm is not QA2C else dict(n_steps=5)
     settings["policy_kwargs"] = dict(net_arch=[32], optimizer_class=th.optim.Adam)
     return algorithm("MlpPolicy", env, **settings | kwargs)
 
