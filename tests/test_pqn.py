@@ -218,7 +218,12 @@ def test_non_finite_loss_keeps_the_last_good_update():
     np.testing.assert_array_equal(parameters(model), last_good)
 
 
-@pytest.mark.parametrize("env_id", [name for name in yaml.safe_load(presets("pqn").read_text()) if "-v" in name])
+ENVS = [name for name in yaml.safe_load(presets("pqn").read_text()) if "-v" in name]
+
+
+@pytest.mark.parametrize(
+    "env_id", [name if "MinAtar" in name else pytest.param(name, marks=pytest.mark.slow) for name in ENVS]
+)
 def test_a_study_trains_it_with_its_presets(env_id, tmp_path):
     pytest.importorskip("minatar")
     settings = dict(deterministic=False, wandb="disabled", device="cpu")

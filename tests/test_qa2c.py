@@ -122,7 +122,7 @@ def test_learns_the_identity(estimator):
     [
         pytest.param(0.0, False, False, id="neither"),
         pytest.param(1.0, False, True, id="shrinkage"),
-        pytest.param(0.0, True, True, id="dueling"),
+        pytest.param(0.0, True, True, id="dueling", marks=pytest.mark.slow),
     ],
 )
 def test_an_action_that_is_wrongly_avoided_is_found_with_shrinkage_or_a_dueling_head(shrinkage, dueling, learns):
