@@ -3,9 +3,6 @@
 import copy
 import itertools
 import pickle
-import platform
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -304,28 +301,6 @@ def test_images_that_are_not_to_be_normalised_are_not_in_rollouts_either():
 def test_unknown_precision_is_refused():
     with pytest.raises(ValueError, match="'float32' or 'bfloat16', but 'float16'"):
         make(LeanNatureCNN, dtype="float16")
-
-
-PAGE_FAULTS = """
-import resource
-import torch as th
-from sb3_qac.common.allocator import keep_freed_memory
-for mode in ("default", "keep"):
-    if mode == "keep":
-        keep_freed_memory()
-    for repetition in range(30):
-        if repetition == 10:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        th.ones(12_000_000)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
-def test_freed_memory_is_kept():
-    """48 MB taken and given back twenty times: some 230,000 pages of 4 KB to fault in, or hardly one."""
-    default, keep = map(int, subprocess.check_output([sys.executable, "-c", PAGE_FAULTS], text=True).split())
-    assert keep < 1000 < default
 
 
 def test_minatars_network_sees_grids_with_channels_last():
