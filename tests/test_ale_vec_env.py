@@ -4,20 +4,16 @@ import functools
 import gc
 import inspect
 import os
-import signal
-import subprocess
 import sys
 import weakref
 from dataclasses import replace
 from unittest.mock import Mock
 
-import ale_py.vector_env
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, TransformReward
-from stable_baselines3 import A2C
 from stable_baselines3.common.atari_wrappers import AtariWrapper, ClipRewardEnv, EpisodicLifeEnv, FireResetEnv, WarpFrame
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -30,10 +26,11 @@ from sb3_qac.common.vec_env import AleVecEnv, ale_vec_env
 from sb3_qac.common.vec_env.ale_vec_env import FIRE
 
 PONG, BREAKOUT = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"
-# Without lives, with lives, and one whose pixels differ most from SB3; the others are for `make test-slow`
-GAMES = [f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "Qbert")]
-SLOW_GAMES = [f"{game}NoFrameskip-v4" for game in ("SpaceInvaders", "Seaquest", "BeamRider")]
-ALL_GAMES = [*GAMES, *(pytest.param(env_id, marks=pytest.mark.slow) for env_id in SLOW_GAMES)]
+# With lives, and one whose pixels differ most from SB3; the others are for `make test-slow`
+GAMES = [f"{game}NoFrameskip-v4" for game in ("Breakout", "Qbert")]
+SLOW_GAMES = [f"{game}NoFrameskip-v4" for game in ("Pong", "SpaceInvaders", "Seaquest", "BeamRider")]
+# The time limit of a short game, in frames
+SHORT = dict(max_num_frames_per_episode=300)
 
 
 class Reference:
@@ -66,14 +63,17 @@ def results_of(envs, method):
     return results
 
 
-@pytest.mark.parametrize("env_id", ALL_GAMES)
-def test_games_are_those_of_gymnasium_frame_by_frame(env_id):
-    compare_with_gymnasium(env_id, n_steps=1500)
+@pytest.mark.parametrize(
+    ("env_id", "n_steps"),
+    [*((env_id, 400) for env_id in GAMES), *(pytest.param(env_id, 1500, marks=pytest.mark.slow) for env_id in SLOW_GAMES)],
+)
+def test_games_are_those_of_gymnasium_frame_by_frame(env_id, n_steps):
+    compare_with_gymnasium(env_id, n_steps)
 
 
 def test_games_with_arguments_are_those_of_gymnasium_frame_by_frame():
     arguments = dict(frameskip=1, repeat_action_probability=0.0, full_action_space=True)
-    compare_with_gymnasium("ALE/Breakout-v5", n_steps=600, **arguments)
+    compare_with_gymnasium("ALE/Breakout-v5", n_steps=250, **arguments)
 
 
 def compare_with_gymnasium(env_id, n_steps, **env_kwargs):
@@ -113,7 +113,7 @@ def test_without_frame_skip_an_image_is_one_frame():
     env.reset()
     reference.reset(int(resets[0][1]["episode_frame_number"][0]))
     rng = np.random.default_rng(0)
-    for action in rng.integers(env.action_space.n, size=300):
+    for action in rng.integers(env.action_space.n, size=100):
         np.testing.assert_array_equal(env.step(np.array([action]))[0][0, 0], reference.step(action)[0])
     env.close()
 
@@ -131,9 +131,8 @@ def test_an_argument_by_position_has_the_meaning_it_has_in_make_atari_env():
     assert {parameter.name for parameter in ours} < {parameter.name for parameter in stock}
 
 
-@pytest.mark.parametrize("env_id", ALL_GAMES)
-def test_spaces_are_those_of_make_atari_env(env_id):
-    stock, ours = both(env_id=env_id)
+def test_spaces_are_those_of_make_atari_env():
+    stock, ours = both(env_id=BREAKOUT)
     assert ours.observation_space == stock.observation_space
     assert ours.action_space == stock.action_space
     for env in (stock, ours):
@@ -146,75 +145,39 @@ def test_spaces_are_those_of_make_atari_env(env_id):
         env.close()
 
 
-@pytest.mark.parametrize("algorithm", [A2C, QA2C])
-def test_a_model_trained_on_one_loads_on_the_other(algorithm, tmp_path):
+def test_a_model_trained_on_one_loads_on_the_other(tmp_path):
     stock, ours = both()
     for here, there in ((stock, ours), (ours, stock)):
-        algorithm("CnnPolicy", here, seed=0).learn(20).save(tmp_path / "model")
-        algorithm.load(tmp_path / "model", env=there).learn(20)
-
-
-@pytest.mark.parametrize("change", ["argument", "method"])
-def test_another_ale_py_is_refused_with_the_assumption_that_does_not_hold(change, monkeypatch):
-    class OtherArguments(ale_py.vector_env.AtariVectorEnv):
-        def __init__(self, game, num_envs, *, noops=0): ...
-
-    if change == "argument":
-        monkeypatch.setattr(ale_py.vector_env, "AtariVectorEnv", OtherArguments)
-    else:
-        monkeypatch.delattr(ale_py.vector_env.AtariVectorEnv, "recv")
-    what = {"argument": ".*noop_max.*", "method": "recv"}[change]
-    with pytest.raises(RuntimeError, match=rf"ale-py 0.12.* needs {what} of its `AtariVectorEnv`.*<0.13.*make_atari_env"):
-        AleVecEnv(PONG)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "minimum"),
-    [
-        ("n_envs", 0, 1),
-        ("n_envs", 2.5, 1),
-        ("noop_max", -1, 0),
-        ("frame_skip", 0, 1),
-        ("screen_size", 0, 1),
-        ("num_threads", -1, 0),
-    ],
-)
-def test_numbers_that_would_end_the_process_or_hang_are_refused(name, value, minimum):
-    with pytest.raises(ValueError, match=f"`{name}` must be an integer, at least {minimum}, but {value} was given"):
-        AleVecEnv(PONG, **{name: value})
+        QA2C("MlpPolicy", here, seed=0).learn(10).save(tmp_path / "model")
+        QA2C.load(tmp_path / "model", env=there).learn(10)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(seed=2**63), "`seed` must be an integer, between 0 and 9223372036854775807, but 9223372036854775808"),
+        (dict(n_envs=0), "`n_envs` must be an integer, at least 1, but 0 was given"),
+        (dict(frame_skip=2.5), "`frame_skip` must be an integer, at least 1, but 2.5 was given"),
+        (dict(num_threads=-1), "`num_threads` must be an integer, at least 0, but -1 was given"),
         (dict(n_envs=2, seed=2**63 - 1), "`seed` must be an integer, between 0 and 9223372036854775806, but"),
-        (dict(seed=-1), "`seed` must be an integer, between 0 and 9223372036854775807, but -1 was given"),
         (dict(action_repeat_probability=2), "`action_repeat_probability` must be a finite number, between 0 and 1, but 2"),
     ],
 )
-def test_numbers_that_ale_py_would_not_take_are_refused(arguments, message):
+def test_numbers_that_would_end_the_process_or_hang_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         AleVecEnv(PONG, **arguments)
 
 
-@pytest.mark.parametrize("action", [-1, 6])
-def test_an_action_that_does_not_exist_is_refused_instead_of_waited_for(action):
-    env = AleVecEnv(PONG, n_envs=2)
-    env.reset()
-    with pytest.raises(ValueError, match=rf"Actions must be between 0 and 5, but \[0 {action}\] was given|\[ 0 -1\]"):
-        env.step(np.array([0, action]))
-    env.step(np.array([0, 5]))
-
-
-@pytest.mark.parametrize("actions", [[0], [[0, 1]], [], [0.5, 1], 3])
-def test_actions_that_are_not_one_integer_for_each_environment_leave_no_trace(actions):
-    """Recorded actions are played again by an exact resume."""
+def test_actions_that_are_not_one_of_the_game_for_each_environment_are_refused_and_leave_no_trace():
+    """ale-py would wait for ever. Recorded actions are played again by an exact resume."""
     env = AleVecEnv(PONG, n_envs=2, seed=0)
     env.reset()
     before = env.get_state()
-    with pytest.raises(ValueError, match="`actions` must be 2 integers, one for each environment, but "):
-        env.step(np.array(actions))
+    for action in (-1, 6):
+        with pytest.raises(ValueError, match=rf"Actions must be between 0 and 5, but \[ ?0 +{action}\] was given"):
+            env.step(np.array([0, action]))
+    for actions in ([0], [[0, 1]], [], [0.5, 1], 3):
+        with pytest.raises(ValueError, match="`actions` must be 2 integers, one for each environment, but "):
+            env.step(np.array(actions))
     np.testing.assert_array_equal(env.get_state()["actions"], before["actions"])
     env.step(np.array([0.0, 5.0]))
 
@@ -231,9 +194,10 @@ def play(env, n_steps, seed=0):
 
 
 def test_clipped_rewards_come_with_raw_scores():
-    env = make_ale_vec_env("QbertNoFrameskip-v4", 1, seed=0)
-    raw = make_ale_vec_env("QbertNoFrameskip-v4", 1, seed=0, wrapper_kwargs=dict(clip_reward=False))
-    clipped_steps, raw_steps = play(env, 700), play(raw, 700)
+    clipped_steps, raw_steps = (
+        play(make_ale_vec_env("QbertNoFrameskip-v4", 1, seed=0, wrapper_kwargs=dict(clip_reward=clipped)), 700)
+        for clipped in (True, False)
+    )
     assert {reward for _, reward, _, _ in clipped_steps} == {0.0, 1.0}
     np.testing.assert_array_equal([np.sign(step[1]) for step in raw_steps], [step[1] for step in clipped_steps])
     episodes = [step[3]["episode"] for step in clipped_steps if "episode" in step[3]]
@@ -277,18 +241,6 @@ def test_every_end_has_its_lives_and_its_reason():
     env.close()
 
 
-@pytest.mark.parametrize("make", [make_atari_env, make_ale_vec_env])
-def test_infos_of_a_game_are_those_of_sb3(make):
-    """The last step of a game has no lives left, and every step says whether a time limit has cut the episode."""
-    env = make(BREAKOUT, 1, seed=0)
-    env.reset()
-    env.action_space.seed(0)
-    infos = [env.step([env.action_space.sample()])[3][0] for _ in range(400)]
-    assert [info["lives"] == 0 for info in infos] == ["episode" in info for info in infos]
-    assert sum("episode" in info for info in infos) >= 1
-    assert all(info["TimeLimit.truncated"] is False for info in infos)
-
-
 def test_fire_is_pressed_for_the_agent_at_the_start_of_a_life():
     """Breakout stands still until FIRE: with an agent that never presses it, only that makes lives go by."""
     idle = np.zeros(1, dtype=int)
@@ -296,7 +248,7 @@ def test_fire_is_pressed_for_the_agent_at_the_start_of_a_life():
     for fire_reset in (True, False):
         env = make_ale_vec_env(BREAKOUT, 1, seed=0, vec_env_kwargs=dict(fire_reset=fire_reset))
         env.reset()
-        lives[fire_reset] = min(env.step(idle)[3][0]["lives"] for _ in range(200))
+        lives[fire_reset] = min(env.step(idle)[3][0]["lives"] for _ in range(120))
     assert lives[True] < 3
     assert lives[False] == 5
 
@@ -310,40 +262,31 @@ def test_time_limit_is_reported_as_truncation():
     assert all(200 <= info["episode"]["l"] < 200 + 4 + 31 for info in ends)
 
 
-@pytest.mark.parametrize("no_limit", [None, 0, -1])
+@pytest.mark.parametrize("no_limit", [None, 0])
 def test_games_without_a_time_limit_do_not_end_at_once(no_limit):
     env = make_ale_vec_env(PONG, 1, seed=0, env_kwargs=dict(max_num_frames_per_episode=no_limit))
     assert not any(done for _, _, done, _ in play(env, 20))
 
 
-def test_length_is_in_frames_as_of_monitor():
-    """SB3's Monitor lies under the frame skip: it counts frames, those of no-ops and FIRE too."""
-    env = make_ale_vec_env(PONG, 1, seed=0, wrapper_kwargs=dict(noop_max=1))
-    steps = play(env, 1500)
-    first = next(i for i, step in enumerate(steps) if step[2])
-    # FIRE; then four frames a step, the last one perhaps cut short
-    assert 4 * first < steps[first][3]["episode"]["l"] <= 4 * (first + 1) + 2
-
-
 def test_observations_are_not_overwritten_by_the_next_step():
     # Without VecFrameStack, which copies
-    env = make_ale_vec_env(PONG, 2, seed=0)
+    env = make_ale_vec_env(PONG, 1, seed=0)
     given, copies, rng = [env.reset()], [], np.random.default_rng(0)
     for _ in range(30):
         copies.append(given[-1].copy())
-        given.append(env.step(rng.integers(6, size=2))[0])
+        given.append(env.step(rng.integers(6, size=1))[0])
     for obs, copy in zip(given, copies, strict=False):
         np.testing.assert_array_equal(obs, copy)
 
 
 def test_what_a_step_takes_and_returns_belongs_to_the_caller():
     """Who writes to it changes nothing else: wrappers that work in place, and one array for the actions of all steps."""
-    env, untouched, resumed = (make_ale_vec_env(BREAKOUT, 2, seed=0) for _ in range(3))
+    env, untouched, resumed = (make_ale_vec_env(BREAKOUT, 1, seed=0) for _ in range(3))
     env.reset()[:] = 1
     untouched.reset()
-    actions, rng, n_lost = np.zeros(2, dtype=int), np.random.default_rng(0), 0
-    for _ in range(120):
-        actions[:] = rng.integers(4, size=2)
+    actions, rng, n_lost = np.zeros(1, dtype=int), np.random.default_rng(0), 0
+    for _ in range(80):
+        actions[:] = rng.integers(4, size=1)
         expected = without_times(untouched.step(actions.copy()))
         env.step_async(actions)
         actions[:] = 1
@@ -366,32 +309,28 @@ def test_what_a_step_takes_and_returns_belongs_to_the_caller():
     np.testing.assert_equal(without_times(resumed.step(actions)), step)
 
 
-def frames(env, n_steps=60):
+def frames(env, n_steps=30):
     """:return: what ``n_steps`` of random actions show; Pong's first image tells nothing of the no-ops before it"""
     return np.stack([obs for obs, *_ in play(env, n_steps)])
 
 
 def test_same_seed_same_games_and_seeds_are_used_once():
-    first = frames(make_ale_vec_env(PONG, 2, seed=5))
-    np.testing.assert_array_equal(frames(make_ale_vec_env(PONG, 2, seed=5)), first)
-    assert not np.array_equal(frames(make_ale_vec_env(PONG, 2, seed=6)), first)
-
-    env = make_ale_vec_env(PONG, 2, seed=5)
-    np.testing.assert_array_equal(frames(env), first)
+    env, other = (make_ale_vec_env(PONG, 1, seed=5) for _ in range(2))
+    first = frames(env)
+    np.testing.assert_array_equal(frames(other), first)
     assert not np.array_equal(frames(env), first)
     env.seed(5)
     np.testing.assert_array_equal(frames(env), first)
-
-
-def test_environments_without_a_seed_differ_and_large_seeds_are_taken():
-    assert not np.array_equal(frames(make_ale_vec_env(PONG, 4)), frames(make_ale_vec_env(PONG, 4)))
-    assert not np.array_equal(frames(make_ale_vec_env(PONG, 2, seed=2**32 - 3)), frames(make_ale_vec_env(PONG, 2, seed=5)))
+    # Large ones are taken too, and without a seed there is a random one
+    assert not np.array_equal(frames(make_ale_vec_env(PONG, 2, seed=2**32 - 3))[:, 1:], first)
+    seeds = [make_ale_vec_env(PONG).get_state()["seeds"] for _ in range(2)]
+    assert seeds[0] != seeds[1]
 
 
 def test_reset_starts_new_games():
     """SB3's life-loss wrapper goes on with an unfinished game; here scores of one evaluation never enter the next."""
-    env = make_ale_vec_env(PONG, 1, seed=0)
-    play(env, 200)
+    env = make_ale_vec_env(PONG, 1, seed=0, env_kwargs=SHORT)
+    play(env, 50)
     env.reset()
     rng, score, n_steps, dones, infos = np.random.default_rng(1), 0.0, 0, [False], [{}]
     while not dones[0]:
@@ -404,23 +343,23 @@ def test_reset_starts_new_games():
 
 
 def test_evaluate_policy_does_not_warn_and_counts_whole_games(recwarn):
-    env = VecFrameStack(make_ale_vec_env(PONG, 2, seed=0), 4)
-    model = QA2C("CnnPolicy", env, seed=0)
+    env = VecFrameStack(make_ale_vec_env(PONG, 2, seed=0, env_kwargs=SHORT), 4)
+    model = QA2C("MlpPolicy", env, seed=0)
     returns, lengths = evaluate_policy(model, env, n_eval_episodes=2, deterministic=False, return_episode_rewards=True)
-    assert all(-21 <= score <= 21 for score in returns) and min(lengths) > 2000
+    assert all(-21 <= score <= 21 for score in returns) and min(lengths) >= 300
     assert [warning for warning in recwarn if "Monitor" in str(warning.message)] == []
     assert env.env_is_wrapped(Monitor) == [True, True]
     assert env.env_is_wrapped(AtariWrapper) == [False, False]
 
 
 def test_monitor_files_are_those_that_sb3_reads(tmp_path):
-    env = make_ale_vec_env(PONG, 2, seed=0, monitor_dir=str(tmp_path))
-    scores = [info["episode"]["r"] for *_, info in play(env, 1200) if "episode" in info]
+    env = make_ale_vec_env(PONG, 2, seed=0, monitor_dir=str(tmp_path), env_kwargs=SHORT)
+    scores = [info["episode"]["r"] for *_, info in play(env, 100) if "episode" in info]
     env.close()
     results = load_results(str(tmp_path))
     assert len(list(tmp_path.glob("*.monitor.csv"))) == 2
     assert set(scores) <= set(results["r"]) and len(results) >= 2
-    assert results["t"].min() > 0 and len(set(results["t"])) >= 2
+    assert results["t"].min() > 0
 
 
 def test_images_show_what_the_agent_sees():
@@ -450,24 +389,7 @@ def test_environments_that_cannot_be_used_are_refused(env_id, message):
         make_ale_vec_env(env_id)
 
 
-def test_a_game_with_all_actions_has_them(monkeypatch):
-    spec = gym.spec(PONG)
-    kwargs = {**spec.kwargs, "full_action_space": True}
-    monkeypatch.setitem(gym.registry, "Pong4-v0", replace(spec, id="Pong4-v0", kwargs=kwargs))
-    assert [AleVecEnv(env_id).action_space.n for env_id in ("Pong4-v0", PONG)] == [18, 6]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        dict(mode=1),
-        dict(difficulty=1),
-        dict(mode=1, difficulty=1),
-        dict(obs_type="ram"),
-        dict(continuous=True),
-        dict(misspelt=1),
-    ],
-)
+@pytest.mark.parametrize("arguments", [dict(mode=1, difficulty=1), dict(misspelt=1)])
 def test_arguments_of_a_game_that_ale_py_does_not_have_in_cpp_are_refused_by_name(arguments, monkeypatch):
     spec = gym.spec(PONG)
     monkeypatch.setitem(gym.registry, "Pong2-v0", replace(spec, id="Pong2-v0", kwargs={**spec.kwargs, **arguments}))
@@ -483,34 +405,23 @@ def test_a_game_with_a_time_limit_of_its_own_is_refused(monkeypatch):
         make_ale_vec_env("Pong3-v0")
 
 
-def test_misspelt_environment_is_refused_with_a_proposal():
-    with pytest.raises(gym.error.NameNotFound, match="Did you mean"):
-        make_ale_vec_env("PongNoFrameskp-v4")
-
-
 @pytest.mark.parametrize("after_reset", [False, True])
 def test_environments_of_rl_zoo_are_replaced_by_their_like(after_reset, tmp_path):
     wrapper_kwargs = dict(terminal_on_life_loss=False, clip_reward=False, noop_max=7, frame_skip=2, screen_size=42)
     env_kwargs = dict(render_mode=None, frameskip=1, full_action_space=True)
-    arguments = dict(n_envs=2, seed=4, monitor_dir=str(tmp_path), wrapper_kwargs=wrapper_kwargs, env_kwargs=env_kwargs)
+    arguments = dict(n_envs=1, seed=4, monitor_dir=str(tmp_path), wrapper_kwargs=wrapper_kwargs, env_kwargs=env_kwargs)
     stock = make_atari_env("ALE/Breakout-v5", **arguments)
     if after_reset:
         stock.reset()
         stock.reset()
     replaced, ours = to_ale_vec_env(stock), make_ale_vec_env("ALE/Breakout-v5", **{**arguments, "monitor_dir": None})
     assert isinstance(replaced, AleVecEnv) and replaced.action_space == stock.action_space == spaces.Discrete(18)
-    for (obs, *step), (expected_obs, *expected) in zip(play(replaced, 50), play(ours, 50), strict=True):
+    for (obs, *step), (expected_obs, *expected) in zip(play(replaced, 20), play(ours, 20), strict=True):
         np.testing.assert_array_equal(obs, expected_obs)
         assert step == expected
     assert (replaced.terminal_on_life_loss, replaced.clip_reward) == (False, False)
     replaced.close()
-    assert len(list(tmp_path.glob("*.monitor.csv"))) == 2
-
-
-@pytest.mark.parametrize("render_mode", [None, "rgb_array"])
-def test_the_render_modes_that_are_named_can_be_given(render_mode):
-    env = make_ale_vec_env(PONG, env_kwargs=dict(render_mode=render_mode))
-    assert env.metadata["render_modes"] == ([] if render_mode is None else [env.render_mode])
+    assert len(list(tmp_path.glob("*.monitor.csv"))) == 1
 
 
 def test_a_render_mode_that_the_screens_do_not_have_is_refused():
@@ -540,6 +451,7 @@ def test_environments_that_would_do_something_else_are_not_replaced():
 
     for wrapper, lost in (
         (lambda env: Sign(WarpFrame(env)), "Sign"),
+        (lambda env: TransformReward(AtariWrapper(env), lambda reward: 2 * reward), "TransformReward"),
         (lambda env: WarpFrame(env, 84, 110), "the shape 84 x 110"),
     ):
         env = make_vec_env(BREAKOUT, 1, wrapper_class=wrapper)
@@ -566,7 +478,7 @@ def test_a_monitor_around_the_wrapper_is_not_replaced_by_one_that_records_someth
 def test_sticky_actions_of_a_game_are_those_of_the_argument():
     """``PongNoFrameskip-v0`` repeats actions with a probability of 0.25."""
     of_game, of_argument, of_game_argument, without = (
-        frames(AleVecEnv(env_id, 2, seed=5, **arguments))
+        frames(AleVecEnv(env_id, 1, seed=5, **arguments))
         for env_id, arguments in (
             ("PongNoFrameskip-v0", {}),
             (PONG, dict(action_repeat_probability=0.25)),
@@ -585,10 +497,9 @@ def test_sticky_actions_of_two_sources_are_refused():
         AleVecEnv("PongNoFrameskip-v0", action_repeat_probability=0.5)
 
 
-@pytest.mark.parametrize("lives", [True, False])
-def test_the_ball_is_launched_at_the_start_of_a_game_with_sticky_actions(lives):
-    n_envs, probability = 16, 0.5
-    env = AleVecEnv(BREAKOUT, n_envs, seed=0, action_repeat_probability=probability, terminal_on_life_loss=lives)
+def test_the_ball_is_launched_at_the_start_of_a_game_with_sticky_actions():
+    n_envs = 6
+    env = AleVecEnv(BREAKOUT, n_envs, seed=0, action_repeat_probability=0.5)
     still = np.ones(n_envs, dtype=bool)
     before = env.reset()
     for _ in range(8):
@@ -596,7 +507,7 @@ def test_the_ball_is_launched_at_the_start_of_a_game_with_sticky_actions(lives):
         still &= (obs == before).all(axis=(1, 2, 3))
         before = obs
     # FIRE is pressed in five frames. With only one of them, half of the games would stand still
-    assert still.mean() < 0.5**3
+    assert still.mean() < 0.2
     env.close()
 
 
@@ -623,7 +534,6 @@ def test_environments_to_look_at_are_left_as_they_are():
     ("arguments", "message"),
     [
         (dict(mode=1), f"AleVecEnv has no mode, which {PONG} is given"),
-        (dict(repeat_action_probability=0.25, difficulty=1), f"AleVecEnv has no difficulty, which {PONG} is given"),
         (dict(frameskip=2), f"{PONG} skips 2 frames itself"),
         (dict(max_episode_steps=1000), f"AleVecEnv would leave out (Patched)?TimeLimit of {PONG}.*Use SB3's environments"),
     ],
@@ -638,8 +548,6 @@ def test_environments_that_would_lose_arguments_are_not_replaced(arguments, mess
     ("arguments", "lost"),
     [
         (dict(info_keywords=("lives",)), r"info_keywords=\('lives',\)"),
-        (dict(reset_keywords=("options",)), r"reset_keywords=\('options',\)"),
-        (dict(allow_early_resets=False), "allow_early_resets=False"),
         (dict(override_existing=False), "override_existing=False"),
     ],
 )
@@ -648,13 +556,6 @@ def test_environments_that_would_lose_arguments_of_their_monitor_are_not_replace
     with pytest.raises(ValueError, match=f"AleVecEnv would leave out {lost} of {PONG}"):
         to_ale_vec_env(env)
     env.close()
-
-
-def test_environments_that_would_lose_a_wrapper_are_not_replaced():
-    env = make_vec_env(PONG, 1, wrapper_class=lambda env: TransformReward(AtariWrapper(env), lambda reward: 2 * reward))
-    env.render_mode = None
-    with pytest.raises(ValueError, match="AleVecEnv would leave out TransformReward of"):
-        to_ale_vec_env(env)
 
 
 def test_other_environments_cannot_be_replaced():
@@ -670,22 +571,9 @@ def test_processes_in_which_rl_zoo_plays_stay():
     env.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot keep a process on a core")
-def test_a_process_on_one_core_gets_one_thread():
-    program = """
-import os
-from sb3_qac.common.vec_env import AleVecEnv
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-before = len(os.listdir("/proc/self/task"))
-env = AleVecEnv("PongNoFrameskip-v4", 4)
-print(len(os.listdir("/proc/self/task")) - before)
-"""
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "1\n"
-
-
 def interrupted_and_not(when):
     """:return: equal environments, but in the first a step was sent and its results are lost, as by Ctrl-C"""
-    env, other = make_ale_vec_env(BREAKOUT, 2, seed=0), make_ale_vec_env(BREAKOUT, 2, seed=0)
+    env, other = make_ale_vec_env(BREAKOUT, 1, seed=0), make_ale_vec_env(BREAKOUT, 1, seed=0)
     for each in (env, other):
         play(each, 10)
     env.step_async(np.full(env.num_envs, FIRE))
@@ -707,7 +595,7 @@ def test_a_reset_after_an_interrupted_step_starts_the_next_games(when):
 def test_a_step_after_an_interrupted_one_follows_the_step_before_it(when):
     env, other = interrupted_and_not(when)
     for action in (0, 2, 3, 2):
-        for result, expected in zip(env.step(np.full(2, action)), other.step(np.full(2, action)), strict=True):
+        for result, expected in zip(env.step([action]), other.step([action]), strict=True):
             np.testing.assert_equal(result, expected)
     np.testing.assert_equal(env.get_state(), {**other.get_state(), "start_time": env.get_state()["start_time"]})
 
@@ -745,9 +633,13 @@ def without_times(results):
 
 def test_an_interrupted_step_is_dropped_or_made_completely(monkeypatch):
     """In a step that ends a game and takes a new seed. What follows can be resumed."""
-    monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 50)
-    actions = np.random.default_rng(0).integers(4, size=(400, 2))
-    env = make_ale_vec_env(BREAKOUT, 2, seed=0)
+    monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 20)
+    actions = np.random.default_rng(0).integers(4, size=(400, 1))
+
+    def make():
+        return make_ale_vec_env(BREAKOUT, 1, seed=0, env_kwargs=dict(max_num_frames_per_episode=100))
+
+    env = make()
     env.reset()
     for last in range(len(actions)):
         before = env.get_state()
@@ -756,21 +648,17 @@ def test_an_interrupted_step_is_dropped_or_made_completely(monkeypatch):
     assert env.get_state()["n_seeds"].max() == 2
 
     def results_after(state, n_steps):
-        other = make_ale_vec_env(BREAKOUT, 2, seed=0)
+        other = make()
         other.set_state(state)
         return [without_times(other.step(action)) for action in actions[last + 1 - n_steps : last + 4]][n_steps:]
 
-    env = make_ale_vec_env(BREAKOUT, 2, seed=0)
+    env = make()
     env.set_state(before)
     n_calls = interrupt_at_call(env, 10**9, actions[last])
     assert n_calls > 20
-    # The first and the last call, and one behind the results
-    for number, expected in (
-        (1, results_after(before, 0)),
-        (12, results_after(before, 0)),
-        (n_calls, results_after(before, 1)),
-    ):
-        env = make_ale_vec_env(BREAKOUT, 2, seed=0)
+    # The last call, and one behind the results
+    for number, expected in ((12, results_after(before, 0)), (n_calls, results_after(before, 1))):
+        env = make()
         env.set_state(before)
         assert interrupt_at_call(env, number, actions[last]) == number
         state = env.get_state()
@@ -780,7 +668,7 @@ def test_an_interrupted_step_is_dropped_or_made_completely(monkeypatch):
 
 
 def test_an_interrupted_reset_starts_the_same_games_when_it_is_called_again(monkeypatch):
-    env, other = make_ale_vec_env(BREAKOUT, 2, seed=0), make_ale_vec_env(BREAKOUT, 2, seed=0)
+    env, other = make_ale_vec_env(BREAKOUT, 1, seed=0), make_ale_vec_env(BREAKOUT, 1, seed=0)
 
     def interrupt(*args, reset, **kwargs):
         reset(*args, **kwargs)
@@ -795,10 +683,10 @@ def test_an_interrupted_reset_starts_the_same_games_when_it_is_called_again(monk
     np.testing.assert_array_equal(env.reset(), other.reset())
     for each in (env, other):
         for _ in range(10):
-            each.step([FIRE, FIRE])
+            each.step([FIRE])
     # Without another reset, the old games continue
     interrupted_reset()
-    np.testing.assert_equal(without_times(env.step([2, 2])), without_times(other.step([2, 2])))
+    np.testing.assert_equal(without_times(env.step([2])), without_times(other.step([2])))
     np.testing.assert_array_equal(env.reset(), other.reset())
 
 
@@ -809,43 +697,19 @@ def test_closed_environments_have_no_threads_and_no_emulators_and_say_so():
     # Environments of other tests end their threads too
     gc.collect()
     before = n_threads()
-    env = AleVecEnv(PONG, 4, num_threads=1)
+    env = AleVecEnv(PONG, num_threads=1)
     env.reset()
     assert n_threads() == before + 1 or before == 0
     emulators = weakref.ref(env._envs)
-    env.step_async(np.zeros(4, dtype=int))
+    env.step_async(np.zeros(1, dtype=int))
     for _ in range(2):
         env.close()
         assert n_threads() == before and emulators() is None
-        for call in (env.reset, env.step_wait, lambda: env.step(np.zeros(4, dtype=int))):
+        for call in (env.reset, env.step_wait, lambda: env.step(np.zeros(1, dtype=int))):
             with pytest.raises(
                 gym.error.ClosedEnvironmentError, match=f"The environments of {PONG} are closed. Make new ones"
             ):
                 call()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_environments_of_the_parent_are_refused_in_a_forked_process():
-    env, other = (make_ale_vec_env(PONG, 1, seed=0) for _ in range(2))
-    for each in (env, other):
-        each.reset()
-    child = os.fork()
-    if child == 0:
-        # Not for ever, where it waits for threads that are not there
-        signal.alarm(60)
-        refused, expected = 0, f"made in process {os.getppid()}, and this is process {os.getpid()}, forked from it"
-        try:
-            for call in (env.reset, env.step_wait, lambda: env.step([0])):
-                try:
-                    call()
-                except RuntimeError as error:
-                    refused += expected in str(error)
-            env.close()
-        finally:
-            os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    np.testing.assert_array_equal(env.step([0])[0], other.step([0])[0])
 
 
 def test_a_step_before_the_first_reset_is_refused():
@@ -866,39 +730,48 @@ def test_a_restored_state_has_its_images_and_takes_a_new_seed():
 
 
 def test_a_restored_state_is_still_there_after_an_interrupted_replay(monkeypatch):
-    other = make_ale_vec_env(BREAKOUT, 2, seed=0)
+    other = make_ale_vec_env(BREAKOUT, 1, seed=0)
     play(other, 10)
-    env = make_ale_vec_env(BREAKOUT, 2, seed=1)
+    env = make_ale_vec_env(BREAKOUT, 1, seed=1)
     env.set_state(other.get_state())
     with monkeypatch.context() as patch:
         patch.setattr(env._envs, "step", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            env.step(np.zeros(2, dtype=np.int64))
+            env.step([0])
     np.testing.assert_equal(env.get_state(), other.get_state())
-    np.testing.assert_array_equal(env.step(np.zeros(2, dtype=np.int64))[0], other.step(np.zeros(2, dtype=np.int64))[0])
+    np.testing.assert_array_equal(env.step([0])[0], other.step([0])[0])
 
 
-@pytest.mark.parametrize(("argument", "value"), [("clip_reward", False), ("terminal_on_life_loss", False), ("frame_skip", 2)])
-def test_the_state_of_environments_with_another_argument_is_refused(argument, value):
+def test_the_state_of_environments_with_another_argument_is_refused():
     env = make_ale_vec_env(PONG, 1, seed=0)
     env.reset()
-    other = make_ale_vec_env(PONG, 1, seed=0, wrapper_kwargs={argument: value})
-    with pytest.raises(ValueError, match=rf"{PONG} was trained with other arguments: `{argument}` is {value}, and was"):
+    other = make_ale_vec_env(BREAKOUT, 2, wrapper_kwargs=dict(frame_skip=2))
+    different = rf"`env_id` is {BREAKOUT}, and was {PONG}, `n_envs` is 2, and was 1, `frame_skip` is 2, and was 4"
+    with pytest.raises(ValueError, match=f" was trained with other arguments: {different}"):
         other.set_state(env.get_state())
-    with pytest.raises(ValueError, match="`n_envs` is 2, and was 1"):
-        make_ale_vec_env(PONG, 2, wrapper_kwargs={argument: value}).set_state(env.get_state())
-    with pytest.raises(ValueError, match=f"`env_id` is {BREAKOUT}, and was {PONG}"):
-        make_ale_vec_env(BREAKOUT, 1, wrapper_kwargs={argument: value}).set_state(env.get_state())
 
 
-@pytest.mark.parametrize("action", [4, 250])
-def test_actions_that_the_game_does_not_have_are_not_replayed(action):
+def test_actions_that_the_game_does_not_have_are_not_replayed():
     """As of an edited checkpoint: ale-py would wait for an environment that has stopped."""
     env = AleVecEnv("BreakoutNoFrameskip-v4", n_envs=2)
     env.seed(0)
     env.reset()
     env.step(np.zeros(2, dtype=np.int64))
     state = env.get_state()
-    for actions in (np.full_like(state["actions"], action), state["actions"].astype(np.int64), state["actions"][:, :1]):
+    for actions in (np.full_like(state["actions"], 4), state["actions"].astype(np.int64), state["actions"][:, :1]):
         with pytest.raises(ValueError, match="The saved actions are none of 2 environments with 4 actions each"):
             env.set_state({**state, "actions": actions})
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot keep a process on a core")
+def test_a_process_on_one_core_gets_one_thread():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        gc.collect()
+        before = len(os.listdir("/proc/self/task"))
+        env = AleVecEnv(PONG, 2)
+        assert len(os.listdir("/proc/self/task")) == before + 1
+        env.close()
+    finally:
+        os.sched_setaffinity(0, cores)

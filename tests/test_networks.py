@@ -2,12 +2,12 @@
 
 import copy
 import inspect
+import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from rl_zoo3.utils import ALGOS
 from sb3_contrib import QRDQN
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.envs import FakeImageEnv
@@ -98,17 +98,15 @@ def test_lean_cnn_has_the_network_that_sb3_builds(algorithm, policy, given):
 FOR_IMAGES = [
     name for name, (algo, hyperparams) in TASKS.items() if algo != "reinforce" and "policy_kwargs" not in hyperparams
 ]
-# In the default tests one for each of our algorithms: the others differ from it in the estimator, not in the network
-ONE_OF_EACH = ("all-action", "qppo-sampled")
 
 
 @pytest.mark.parametrize(
     ("name", "env_id"),
     [
-        *((name, PONG) for name in ("a2c", "ppo", "dqn", "qa2c", "qppo", *ONE_OF_EACH)),
-        *(pytest.param(name, PONG, marks=pytest.mark.slow) for name in FOR_IMAGES if name not in ONE_OF_EACH),
+        *((name, PONG) for name in ("a2c", "dqn", "qppo")),
+        *(pytest.param(name, PONG, marks=pytest.mark.slow) for name in FOR_IMAGES),
         # With layers before each head
-        *((name, SPACE_INVADERS) for name in ("a2c", "qa2c", "all-action")),
+        ("qa2c", SPACE_INVADERS),
     ],
 )
 def test_a_study_trains_the_network_of_stock_sb3(name, env_id, tmp_path):
@@ -140,7 +138,13 @@ def trunk_and_actor(model):
     return {name: shape for name, shape in shapes(model).items() if "value_net" not in name and "q_net" not in name}
 
 
-@pytest.mark.parametrize("env_id", sorted({env_id for name in STUDIES for env_id in study_of(name).env_ids}))
+ENVS = sorted({env_id for name in STUDIES for env_id in study_of(name).env_ids})
+IN_SHORT = (SPACE_INVADERS, "CartPole-v1", MINATAR)
+
+
+@pytest.mark.parametrize(
+    "env_id", [*IN_SHORT, *(pytest.param(env_id, marks=pytest.mark.slow) for env_id in ENVS if env_id not in IN_SHORT)]
+)
 def test_qa2c_is_compared_with_a2c_on_the_same_network(env_id, tmp_path):
     """All but the critic's last layer, which has a value per action instead of one per state."""
     a2c, qa2c = (study_model(name, tmp_path / name, env_id=env_id) for name in ("a2c", "all-action"))
@@ -159,7 +163,9 @@ LAYERS = (th.nn.Conv2d, th.nn.Linear)
 
 # With two environments the rollout is smaller than a minibatch
 @pytest.mark.filterwarnings("ignore:.*mini-?batch:UserWarning")
-@pytest.mark.parametrize(("env_id", "peers"), [(MINATAR, ("pqn", "ppo", "qppo-sampled")), (PONG, ("pqn",))])
+@pytest.mark.parametrize(
+    ("env_id", "peers"), [(MINATAR, ("pqn", "ppo")), pytest.param(PONG, ("pqn",), marks=pytest.mark.slow)]
+)
 def test_qppo_is_compared_with_its_peers_on_the_same_trunk(env_id, peers, tmp_path):
     """Normalisation is no part of the trunk: on MinAtar the searches chose it, on Atari PQN has it as published."""
 
@@ -173,7 +179,7 @@ def test_qppo_is_compared_with_its_peers_on_the_same_trunk(env_id, peers, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore:.*mini-?batch:UserWarning")
-@pytest.mark.parametrize("env_id", [MINATAR, PONG])
+@pytest.mark.parametrize("env_id", [MINATAR, pytest.param(PONG, marks=pytest.mark.slow)])
 def test_qppo_and_its_variant_on_the_sampled_action_have_the_same_network(env_id, tmp_path):
     """All of it, normalisation too: they differ in the estimator only."""
     qppo, sampled = (study_model(name, tmp_path / name, env_id=env_id) for name in ("qppo", "qppo-sampled"))
@@ -183,10 +189,17 @@ def test_qppo_and_its_variant_on_the_sampled_action_have_the_same_network(env_id
 ABLATION = {name: changes for name, (_, changes) in STUDIES["ablation"].tasks.items()}
 
 
+@pytest.fixture(scope="module")
+def qppo(tmp_path_factory):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*mini-?batch", UserWarning)
+        return study_model("qppo", tmp_path_factory.mktemp("qppo"), env_id=MINATAR)
+
+
 @pytest.mark.filterwarnings("ignore:.*mini-?batch:UserWarning")
 @pytest.mark.parametrize("name", ABLATION)
-def test_a_row_of_the_ablation_changes_one_part_of_qppo(name, tmp_path):
-    qppo, row = (study_model(x, tmp_path / x, env_id=MINATAR) for x in ("qppo", name))
+def test_a_row_of_the_ablation_changes_one_part_of_qppo(name, qppo, tmp_path):
+    row = study_model(name, tmp_path / name, env_id=MINATAR)
     names = set(inspect.signature(QPPO).parameters) - {"tensorboard_log"}
     settings = [x for x in names if isinstance(getattr(qppo, x, None), int | float | str | None)]
     assert {"beta", "shrinkage", "normalize_advantage", "kl_coef", "n_epochs", "policy_gradient"} <= set(settings)
@@ -296,8 +309,11 @@ class OwnLayersPolicy(ActorCriticCnnPolicy):
 @pytest.mark.parametrize(
     ("algorithm", "policy"),
     [
-        *[(A2C, ActorCriticCnnPolicy), (A2C, OwnLayersPolicy), (A2C, "CnnPolicy"), (DQN, "CnnPolicy")],
-        *[(QA2C, ActorCriticQCnnPolicy), (PQN, "CnnPolicy")],
+        (A2C, ActorCriticCnnPolicy),
+        (A2C, OwnLayersPolicy),
+        (DQN, "CnnPolicy"),
+        (QA2C, ActorCriticQCnnPolicy),
+        (PQN, "CnnPolicy"),
     ],
 )
 @pytest.mark.parametrize("given", [{}, dict(net_arch=[16])])
@@ -348,8 +364,3 @@ def test_a_target_network_follows_its_network_in_bfloat16():
         polyak_update(model.q_net.parameters(), model.q_net_target.parameters(), tau=1.0)
         th.testing.assert_close(model.q_net_target(obs), model.q_net(obs), rtol=0, atol=0)
         assert (model.q_net(obs) - before).norm() > 0.1 * before.norm()
-
-
-def test_all_algorithms_of_a_study_are_known():
-    register()
-    assert {algo for algo, _ in TASKS.values()} <= set(ALGOS)

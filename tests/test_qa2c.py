@@ -7,14 +7,12 @@ import math
 import re
 import textwrap
 from pathlib import Path
-from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from gymnasium.wrappers import TransformObservation
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
@@ -24,11 +22,10 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecCheckNan, VecFrameStack
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from stable_baselines3.dqn import MlpPolicy as QPolicyOfDQN
 
 from sb3_qac import QA2C, QPPO, REINFORCE
-from sb3_qac.common.losses import all_action_policy_loss, critic_loss, negative_entropy, state_values
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume import ExactCheckpointCallback
 from tests.envs import InterruptAt, Interrupted, ScriptedEnv
@@ -91,7 +88,6 @@ def test_readme_line_runs_on_atari():
     assert (model.baseline, model.policy_gradient, model.beta, model.shrinkage) == (False, "all-action", 0.0, 0.0)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize(
     ("policy", "env"),
     [
@@ -101,22 +97,23 @@ def test_readme_line_runs_on_atari():
         pytest.param("MultiInputPolicy", lambda: SimpleMultiObsEnv(random_start=True), id="dict"),
     ],
 )
-def test_every_policy_runs_with_every_estimator(policy, env, estimator):
-    model = QA2C(policy, make_vec_env(env, n_envs=2), seed=0, **estimator)
+def test_every_policy_runs(policy, env):
+    model = QA2C(policy, make_vec_env(env, n_envs=2), seed=0)
     before = parameters(model).copy()
     model.learn(30)
     assert np.isfinite(parameters(model)).all()
     assert not np.array_equal(parameters(model), before)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", [{}, dict(beta=1.0), dict(policy_gradient="sampled", baseline=True)])
 def test_learns_the_identity(estimator):
     """An untrained policy scores some 50 of 100. With more actions the pure estimator may settle on wrong ones."""
     env = DummyVecEnv([lambda: IdentityEnv(2)] * 4)
-    model = QA2C("MlpPolicy", env, gamma=0.0, pg_coef=1.0, ent_coef=0.05, seed=0, **estimator)
-    untrained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
-    model.learn(4_000)
-    trained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
+    arguments = dict(learning_rate=3e-3, gamma=0.0, pg_coef=1.0, ent_coef=0.05, seed=0, device="cpu")
+    model = QA2C("MlpPolicy", env, **arguments, **estimator)
+    untrained, _ = evaluate_policy(model, env, n_eval_episodes=2, warn=False)
+    model.learn(2_000)
+    trained, _ = evaluate_policy(model, env, n_eval_episodes=2, warn=False)
     assert untrained < 70 < 95 < trained
 
 
@@ -125,7 +122,7 @@ def test_learns_the_identity(estimator):
     [
         pytest.param(0.0, False, False, id="neither"),
         pytest.param(1.0, False, True, id="shrinkage"),
-        pytest.param(0.0, True, True, id="dueling"),
+        pytest.param(0.0, True, True, id="dueling", marks=pytest.mark.slow),
     ],
 )
 def test_an_action_that_is_wrongly_avoided_is_found_with_shrinkage_or_a_dueling_head(shrinkage, dueling, learns):
@@ -227,17 +224,6 @@ def test_much_shrinkage_leaves_the_gradient_of_a2c():
     assert np.abs(expected).max() > 0.01
 
 
-def test_actor_loss_leaves_no_gradient_on_the_q_head():
-    model = QA2C("MlpPolicy", "CartPole-v1", seed=0)
-    q_values, log_probs = model.policy.evaluate_all_actions(th.rand(8, 4))
-    weights = q_values - state_values(log_probs.exp(), q_values)
-    all_action_policy_loss(log_probs, weights).backward()
-    assert model.policy.q_net.weight.grad is None
-    assert model.policy.action_net.weight.grad.abs().max() > 0
-    critic_loss(q_values[:, :1], th.ones(8, 1)).backward()
-    assert model.policy.q_net.weight.grad.abs().max() > 0
-
-
 def test_tasks_1_and_2_take_the_same_first_update():
     first, second = (QA2C("MlpPolicy", "CartPole-v1", seed=0, baseline=baseline).learn(5) for baseline in (False, True))
     np.testing.assert_allclose(parameters(first), parameters(second), rtol=1e-5, atol=1e-7)
@@ -274,11 +260,10 @@ def test_log_has_the_names_of_sb3_and_figures_that_agree():
     assert -np.log(2) - 1e-6 <= row["entropy_loss"] < 0
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_same_seed_gives_the_same_parameters_bit_for_bit(estimator):
-    runs = [parameters(QA2C("MlpPolicy", "CartPole-v1", seed=3, **estimator).learn(100)) for _ in range(2)]
+def test_same_seed_gives_the_same_parameters_bit_for_bit():
+    runs = [parameters(QA2C("MlpPolicy", "CartPole-v1", seed=3).learn(100)) for _ in range(2)]
     np.testing.assert_array_equal(*runs)
-    other = parameters(QA2C("MlpPolicy", "CartPole-v1", seed=4, **estimator).learn(100))
+    other = parameters(QA2C("MlpPolicy", "CartPole-v1", seed=4).learn(100))
     assert not np.array_equal(runs[0], other)
 
 
@@ -339,25 +324,6 @@ def test_callers_policy_kwargs_are_left_alone(algorithm):
     assert policy_kwargs == dict(net_arch=[8])
 
 
-@pytest.mark.parametrize("use_rms_prop", [True, False])
-@pytest.mark.parametrize(
-    "policy_kwargs",
-    [None, dict(net_arch=[8]), dict(optimizer_kwargs=dict(weight_decay=0.1)), dict(optimizer_class=th.optim.RMSprop)],
-    ids=str,
-)
-def test_load_takes_the_policy_kwargs_of_the_constructor(policy_kwargs, use_rms_prop, tmp_path):
-    arguments = dict(policy_kwargs=policy_kwargs, use_rms_prop=use_rms_prop, rms_prop_eps=1e-4)
-    saved = QA2C("MlpPolicy", "CartPole-v1", device="cpu", **arguments)
-    saved.save(tmp_path / "model")
-    for same in (policy_kwargs, saved.policy_kwargs):
-        loaded = QA2C.load(tmp_path / "model", device="cpu", policy_kwargs=same)
-        assert type(loaded.policy.optimizer) is type(saved.policy.optimizer)
-        assert loaded.policy.optimizer_kwargs == saved.policy.optimizer_kwargs
-    for other in (dict(net_arch=[16]), dict(optimizer_class=th.optim.SGD), dict(optimizer_kwargs=dict(eps=1e-3))):
-        with pytest.raises(ValueError, match=r"has the policy_kwargs \{.*, but \{.*were given: leave them out"):
-            QA2C.load(tmp_path / "model", device="cpu", policy_kwargs=other)
-
-
 class MaskingPolicy(ActorCriticQPolicy):
     """Never takes the last action."""
 
@@ -400,13 +366,12 @@ class OwnNetworksPolicy(ActorCriticQPolicy):
         self.mlp_extractor = OwnNetworks(self.features_dim)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("share_features_extractor", [True, False])
-def test_a_policy_may_have_networks_of_its_own(share_features_extractor, algorithm, tmp_path):
+def test_a_policy_may_have_networks_of_its_own(share_features_extractor, tmp_path):
     policy_kwargs = dict(share_features_extractor=share_features_extractor)
-    model = algorithm(OwnNetworksPolicy, "CartPole-v1", policy_kwargs=policy_kwargs, seed=0).learn(20)
+    model = QA2C(OwnNetworksPolicy, "CartPole-v1", policy_kwargs=policy_kwargs, seed=0).learn(20)
     model.save(tmp_path / "model")
-    loaded = type(model).load(tmp_path / "model")
+    loaded = QA2C.load(tmp_path / "model")
     np.testing.assert_array_equal(parameters(model), parameters(loaded))
     assert loaded.policy.q_net.in_features == 7
 
@@ -423,38 +388,31 @@ VECTOR, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 GRID = spaces.MultiDiscrete([[3, 4], [2, 2]])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
     ("policy", "observation_space", "action_space", "message"),
     [
-        pytest.param("MlpPolicy", VECTOR, VECTOR, r"Discrete.*Box.*PPO or SAC", id="continuous actions"),
+        pytest.param("MlpPolicy", VECTOR, VECTOR, r"Discrete.*Box.*A2C or PPO", id="continuous actions"),
         pytest.param("MlpPolicy", VECTOR, spaces.MultiDiscrete([2, 3]), r"Discrete.*MultiDiscrete.*A2C", id="several actions"),
-        pytest.param("MlpPolicy", VECTOR, spaces.MultiBinary(2), r"Discrete.*MultiBinary.*A2C", id="binary actions"),
         pytest.param("MlpPolicy", VECTOR, spaces.Discrete(2, start=1), "starts at 1.*TransformAction", id="actions from 1"),
         pytest.param("MlpPolicy", spaces.Tuple((TWO, TWO)), TWO, "Tuple.*FlattenObservation", id="tuple observations"),
         pytest.param("MlpPolicy", spaces.Box(-1, 1, ()), TWO, "at least one dimension", id="a number without a dimension"),
         pytest.param("MlpPolicy", spaces.Discrete(2, start=1), TWO, r"Discrete\(2, start=1\).*from 0", id="states from 1"),
-        pytest.param("MlpPolicy", GRID, TWO, r"MultiDiscrete.*one dimension.*FlattenObservation", id="grid of numbers"),
         pytest.param("MultiInputPolicy", spaces.Dict(a=VECTOR, b=GRID), TWO, "one dimension", id="grid in a dict"),
         pytest.param("MultiInputPolicy", VECTOR, TWO, "dict observations.*'MlpPolicy'", id="vector for MultiInputPolicy"),
-        pytest.param("MlpPolicy", spaces.Dict(a=VECTOR), TWO, "MultiInputPolicy", id="dict for MlpPolicy"),
         pytest.param(ActorCriticQPolicy, spaces.Dict(a=VECTOR), TWO, "MultiInputPolicy", id="dict for the class"),
         pytest.param(ActorCriticPolicy, VECTOR, TWO, "'MlpPolicy'.*ActorCriticQPolicy.*ActorCriticPolicy'", id="A2C's policy"),
     ],
 )
-def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observation_space, action_space, message, algorithm):
+def test_spaces_that_cannot_be_used_are_refused_with_the_cure(policy, observation_space, action_space, message):
     with pytest.raises(ValueError, match=message):
-        algorithm(policy, SpacesEnv(observation_space, action_space))
+        QA2C(policy, SpacesEnv(observation_space, action_space))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_environment_of_the_old_gym_is_converted_before_its_spaces_are_checked(algorithm, monkeypatch):
-    """As with SB3's A2C, which calls shimmy."""
-    old = Mock(action_space="a space of gym", spec=["action_space"])
-    monkeypatch.setattr(
-        "stable_baselines3.common.base_class._patch_env", lambda env: SpacesEnv(VECTOR, TWO) if env is old else env
-    )
-    assert algorithm("MlpPolicy", old).action_space == TWO
+def test_qppo_refuses_spaces_too():
+    with pytest.raises(ValueError, match=r"Discrete.*Box.*A2C or PPO"):
+        QPPO("MlpPolicy", SpacesEnv(VECTOR, VECTOR))
+    with pytest.raises(ValueError, match=r"Tuple.*FlattenObservation"):
+        QPPO("MlpPolicy", SpacesEnv(spaces.Tuple((TWO, TWO)), TWO))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -467,39 +425,34 @@ def test_images_are_asked_for_by_the_cnn_policy(algorithm):
     ("arguments", "message"),
     [
         (dict(pg_coef=-0.1), "`pg_coef` must be.*at least 0.*-0.1"),
-        (dict(ent_coef=-1), "`ent_coef`"),
         (dict(ent_coef="0.01"), "`ent_coef` must be.*such as 'lin_0.03', but '0.01'"),
         (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
-        (dict(beta=-1), "`beta`"),
         (dict(beta="much"), "`beta`.*'much'"),
         (dict(shrinkage=-0.1), "`shrinkage` must be.*at least 0.*-0.1"),
-        (dict(shrinkage=float("nan")), "`shrinkage`.*nan"),
         (dict(max_grad_norm=-1), "`max_grad_norm`"),
-        (dict(max_grad_norm=float("nan")), "`max_grad_norm`.*nan"),
-        (dict(max_grad_norm="all"), "`max_grad_norm`.*'all'"),
         (dict(gamma=1.1), "`gamma`.*between 0 and 1.*1.1"),
         (dict(gae_lambda=-0.1), "`gae_lambda`"),
-        (dict(n_steps=0), "`n_steps`.*at least 1"),
         (dict(n_steps=2.5), "`n_steps` must be an integer, at least 1, but 2.5"),
-        (dict(n_steps=True), "`n_steps` must be an integer.*True"),
         (dict(baseline="no"), "`baseline` must be False or True, but 'no' was given"),
         (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
         (dict(policy_gradient="sampled", beta=1.0), "`beta`.*1.0.*cannot go with 'sampled'"),
         (dict(policy_gradient="sampled", shrinkage=0.1), "`shrinkage`.*0.1.*cannot go with 'sampled'"),
     ],
 )
-def test_bad_arguments_are_refused_by_name(arguments, message, tmp_path):
+def test_bad_arguments_are_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         QA2C("MlpPolicy", "CartPole-v1", **arguments)
+
+
+def test_bad_arguments_of_load_are_refused_by_name(tmp_path):
     QA2C("MlpPolicy", "CartPole-v1").save(tmp_path / "model")
-    with pytest.raises(ValueError, match=message):
-        QA2C.load(tmp_path / "model", **arguments)
+    with pytest.raises(ValueError, match=r"`beta` must be a finite number, at least 0, but -1"):
+        QA2C.load(tmp_path / "model", beta=-1)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_non_finite_loss_keeps_the_last_good_update(bad):
+def test_non_finite_loss_keeps_the_last_good_update():
     good_steps = 10
-    env = DummyVecEnv([lambda: ScriptedEnv([1.0] * good_steps + [bad] * 10)])
+    env = DummyVecEnv([lambda: ScriptedEnv([1.0] * good_steps + [math.inf] * 10)])
     model = QA2C("MlpPolicy", env, seed=0, n_steps=5)
     model.learn(good_steps)
     last_good, optimizer_state = parameters(model).copy(), repr(model.policy.optimizer.state_dict())
@@ -507,48 +460,6 @@ def test_non_finite_loss_keeps_the_last_good_update(bad):
         model.learn(5, reset_num_timesteps=False)
     np.testing.assert_array_equal(parameters(model), last_good)
     assert repr(model.policy.optimizer.state_dict()["state"]) in optimizer_state
-
-
-EVERY_ALGORITHM = [*ALGORITHMS, pytest.param(REINFORCE, id="REINFORCE")]
-
-
-@pytest.mark.parametrize("first", [0, 3])
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_an_observation_that_is_nan_is_an_error_that_says_how_to_find_it(algorithm, first):
-    class NanFrom(ScriptedEnv):
-        def observe(self, ended=False):
-            return super().observe(ended) * (np.nan if self.t >= first else 1)
-
-    message = r"NaN among its parameters.*`VecCheckNan\(env, raise_exception=True\)`"
-    env = DummyVecEnv([lambda: NanFrom([1.0] * 20, terminations=(8, 17))])
-    model = algorithm("MlpPolicy", env, seed=0, device="cpu")
-    with pytest.raises(ValueError, match=message):
-        model.learn(16)
-    assert model.num_timesteps == first
-    with pytest.raises(ValueError, match=message):
-        model.predict(np.full((1, 1), np.nan, dtype=np.float32))
-    # What is found with it is said as it is, as is any other error
-    with pytest.raises(ValueError, match=r"found .* in observations"):
-        algorithm("MlpPolicy", VecCheckNan(env, raise_exception=True), device="cpu").learn(16)
-
-
-@pytest.mark.parametrize("policy", ["CnnPolicy", "MultiInputPolicy"])
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_images_that_are_too_small_are_refused_with_the_smallest_size(algorithm, policy):
-    def make(height, width):
-        env = FakeImageEnv(screen_height=height, screen_width=width, n_channels=1)
-        if policy == "MultiInputPolicy":
-            env = TransformObservation(env, lambda obs: dict(image=obs), spaces.Dict(image=env.observation_space))
-        return algorithm(policy, env, device="cpu")
-
-    make(36, 36)
-    for size in ((35, 36), (36, 35)):
-        with pytest.raises(ValueError, match=r"too small.*NatureCNN.* at least 36 x 36.*ResizeObservation.*'MlpPolicy'"):
-            make(*size)
-    # Another error of the network stays what it is
-    with pytest.raises(RuntimeError, match=r"^mine$"):
-        kwargs = dict(features_extractor_class=Mock(side_effect=RuntimeError("mine")))
-        algorithm("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, device="cpu")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -616,12 +527,11 @@ def test_dropout_is_on_in_updates_only(algorithm):
     seen = set()
     # Gradients are needed in updates only
     model.policy.features_extractor.register_forward_hook(lambda m, *_: seen.add((m.training, th.is_grad_enabled())))
-    model.learn(200)
+    model.learn(100)
     assert seen == {(True, True), (False, False)}
 
 
-@pytest.mark.parametrize("no_limit", [None, float("inf")])
-def test_gradients_are_not_clipped_without_a_limit(no_limit, tmp_path):
+def test_gradients_are_not_clipped_without_a_limit(tmp_path):
     """As with a limit that is never reached, and the norm is logged."""
 
     def train(limit):
@@ -632,25 +542,11 @@ def test_gradients_are_not_clipped_without_a_limit(no_limit, tmp_path):
         assert rows.rows[-1]["train/grad_norm"] > 0
         return model
 
-    unlimited = train(no_limit)
+    unlimited = train(None)
     np.testing.assert_array_equal(parameters(unlimited), parameters(train(1e9)))
     assert not np.array_equal(parameters(unlimited), parameters(train(1e-3)))
     unlimited.save(tmp_path / "model")
     assert QA2C.load(tmp_path / "model").max_grad_norm == float("inf")
-    assert QA2C.load(tmp_path / "model", max_grad_norm=no_limit).max_grad_norm == float("inf")
-
-
-def test_numpy_integers_are_integers():
-    assert QA2C("MlpPolicy", "CartPole-v1", n_steps=np.int64(3)).learn(6).num_timesteps == 6
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_supported_action_spaces_are_told_to_sb3(algorithm, monkeypatch):
-    """Which checks them last: with our own check, whose message says what to do, taken away."""
-    for module in ("qa2c.qa2c", "qppo.qppo"):
-        monkeypatch.setattr(f"sb3_qac.{module}.check_action_space", lambda action_space: None)
-    with pytest.raises(AssertionError, match=r"only supports.*Discrete"):
-        algorithm("MlpPolicy", SpacesEnv(VECTOR, spaces.MultiBinary(2)))
 
 
 def test_saved_agent_of_before_the_parameters_were_in_a2c_s_order_loads():
@@ -661,25 +557,18 @@ def test_saved_agent_of_before_the_parameters_were_in_a2c_s_order_loads():
     assert model.policy.action_net.out_features == 6
 
 
-def test_entropy_is_measured_in_nats():
-    model = QA2C("MlpPolicy", "CartPole-v1", seed=0)
-    _, log_probs = model.policy.evaluate_all_actions(th.zeros(1, 4))
-    _, _, entropy = model.policy.evaluate_actions(th.zeros(1, 4), th.tensor([0]))
-    assert -negative_entropy(log_probs).item() == pytest.approx(entropy.item(), rel=1e-6)
-
-
 # ---- what all three algorithms have in common ----
 
 
-@pytest.mark.parametrize("algorithm", [QA2C, QPPO, REINFORCE])
-@pytest.mark.parametrize("policy", ["MlPolicy", None, int, QPolicyOfDQN])
+@pytest.mark.parametrize(
+    ("policy", "algorithm"), [("MlPolicy", QA2C), (None, QPPO), ("MlPolicy", REINFORCE), (QPolicyOfDQN, REINFORCE)]
+)
 def test_unknown_policy_is_refused_with_those_that_can_be_used(policy, algorithm):
     with pytest.raises(ValueError, match=r"`policy` must be 'MlpPolicy', 'CnnPolicy'.*but .* was given"):
         algorithm(policy, "CartPole-v1")
 
 
-@pytest.mark.parametrize("algorithm", [QA2C, QPPO])
-@pytest.mark.parametrize("other", [A2C, PPO])
+@pytest.mark.parametrize(("algorithm", "other"), [(QA2C, A2C), (QPPO, PPO)])
 def test_an_agent_whose_critic_has_one_value_per_state_cannot_be_loaded(other, algorithm, tmp_path):
     """RL Zoo's ``-i`` loads an agent too, and then no policy is given."""
     other("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "model")
@@ -694,7 +583,7 @@ def test_learning_rate_may_be_a_number_of_numpy_or_the_name_of_a_schedule_of_rl_
         assert algorithm.load(tmp_path / "model", device="cpu").lr_schedule(0.5) == halfway
 
 
-@pytest.mark.parametrize("ent_coef", ["lin_0.2", LinearSchedule(0.2, 0.0, 1.0), lambda progress: 0.2 * progress])
+@pytest.mark.parametrize("ent_coef", ["lin_0.2", LinearSchedule(0.2, 0.0, 1.0)])
 def test_entropy_coefficient_falls_with_the_progress_of_the_training(ent_coef, tmp_path):
     QA2C("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), ent_coef=ent_coef, seed=0, device="cpu").save(tmp_path / "model")
     model = QA2C.load(tmp_path / "model", make_vec_env("CartPole-v1", 4, seed=0), device="cpu")
@@ -736,15 +625,12 @@ def test_entropy_coefficient_that_a_callback_changes_is_resumed(algorithm, tmp_p
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("algorithm", [QA2C, QPPO, REINFORCE])
-@pytest.mark.parametrize("value", [-1e-3, float("nan"), None, "log_1e-3", "1e-3"])
-def test_other_learning_rates_are_refused_by_name(value, algorithm, tmp_path):
-    env = make_vec_env("CartPole-v1", 8)
+@pytest.mark.parametrize(
+    ("algorithm", "value"), [(QA2C, -1e-3), (QA2C, float("nan")), (QPPO, None), (QPPO, "log_1e-3"), (REINFORCE, "1e-3")]
+)
+def test_other_learning_rates_are_refused_by_name(value, algorithm):
     with pytest.raises(ValueError, match=f"`learning_rate` must be.*{value}"):
-        algorithm("MlpPolicy", env, value)
-    algorithm("MlpPolicy", env).save(tmp_path / "model")
-    with pytest.raises(ValueError, match=f"`learning_rate` must be.*{value}"):
-        algorithm.load(tmp_path / "model", learning_rate=value)
+        algorithm("MlpPolicy", make_vec_env("CartPole-v1", 8), value)
 
 
 @pytest.mark.parametrize("schedule", [lambda progress: 1e-3 * progress, lambda progress: 1e-3 * progress**0.5])
@@ -755,8 +641,7 @@ def test_learning_rate_ends_at_the_planned_steps_if_the_last_rollout_exceeds_the
     assert model.policy.optimizer.param_groups[0]["lr"] == 0
 
 
-@pytest.mark.parametrize("value", [-0.5, float("nan")])
-def test_learning_rate_that_becomes_negative_or_nan_is_refused(value):
+def test_learning_rate_that_becomes_negative_is_refused(value=-0.5):
     model = QA2C("MlpPolicy", "CartPole-v1", lambda progress: 1e-3 if progress > 0.6 else value, n_steps=10, device="cpu")
     with pytest.raises(ValueError, match=f"`learning_rate` must be a finite number, at least 0, but {value}"):
         model.learn(20)

@@ -1,6 +1,5 @@
 """QPPO as a user of SB3 meets it, and its loss against QA2C's and against the formula."""
 
-import contextlib
 import copy
 import inspect
 import math
@@ -14,20 +13,19 @@ import pytest
 import torch as th
 import yaml
 from stable_baselines3 import PPO
-from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_qac import QA2C, QPPO
-from sb3_qac.common.buffers import AllActionRolloutBuffer, DeviceRolloutBuffer
+from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.losses import kl_divergence
-from sb3_qac.qa2c.policies import ActorCriticQPolicy, MultiInputActorCriticQPolicy
+from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume import ExactCheckpointCallback, resume
 from sb3_qac.resume.checkpoints import CheckpointError
 from sb3_qac.zoo import presets
@@ -39,9 +37,17 @@ VARIANTS = [
     pytest.param(dict(policy_gradient="sampled"), id="sampled"),
     pytest.param(dict(normalize_advantage=False), id="no scale"),
     pytest.param(dict(policy_kwargs=dict(dueling=True)), id="dueling"),
-    pytest.param(dict(shrinkage=0.0), id="no shrinkage"),
-    pytest.param(dict(ent_coef="lin_0.05", clip_range="lin_0.3"), id="schedules"),
+    pytest.param(dict(shrinkage=0.0, ent_coef="lin_0.05", clip_range="lin_0.3"), id="no shrinkage, schedules"),
 ]
+POLICIES = pytest.mark.parametrize(
+    ("policy", "env"),
+    [
+        pytest.param("MlpPolicy", lambda: gym.make("CartPole-v1"), id="vector"),
+        pytest.param("MlpPolicy", lambda: gym.make("FrozenLake-v1"), id="discrete"),
+        pytest.param("CnnPolicy", lambda: FakeImageEnv(screen_height=40, screen_width=40, n_channels=1), id="image"),
+        pytest.param("MultiInputPolicy", lambda: SimpleMultiObsEnv(random_start=True), id="dict"),
+    ],
+)
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = dict(n_steps=8, batch_size=8, n_epochs=2)
 
@@ -65,18 +71,9 @@ def logged_by(model, n_steps, callback=None):
     return [update_figures(row) for row in rows.rows[1:]]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(
-    ("policy", "env"),
-    [
-        pytest.param("MlpPolicy", lambda: gym.make("CartPole-v1"), id="vector"),
-        pytest.param("MlpPolicy", lambda: gym.make("FrozenLake-v1"), id="discrete"),
-        pytest.param("CnnPolicy", lambda: FakeImageEnv(screen_height=40, screen_width=40, n_channels=1), id="image"),
-        pytest.param("MultiInputPolicy", lambda: SimpleMultiObsEnv(random_start=True), id="dict"),
-    ],
-)
-def test_every_policy_runs_with_every_variant(policy, env, variant):
-    model = QPPO(policy, make_vec_env(env, n_envs=2), seed=0, **SMALL, **variant)
+@POLICIES
+def test_every_policy_runs(policy, env):
+    model = QPPO(policy, make_vec_env(env, n_envs=2), seed=0, **SMALL)
     before = parameters(model).copy()
     model.learn(32)
     assert np.isfinite(parameters(model)).all()
@@ -293,105 +290,6 @@ def test_rollout_buffer_of_the_users_is_used(tmp_path):
     assert make(3.0).learn(16).rollout_buffer.returns.mean() > 2 * make(1.0).learn(16).rollout_buffer.returns.mean()
 
 
-class OwnAllActions(AllActionRolloutBuffer):
-    """A user's class that derives from ours."""
-
-
-@pytest.mark.parametrize("buffer_class", [RolloutBuffer, AllActionRolloutBuffer, OwnAllActions])
-def test_buffer_that_has_all_actions_is_used_as_it_is(buffer_class):
-    used = AllActionRolloutBuffer if buffer_class is RolloutBuffer else buffer_class
-    assert type(make_model(rollout_buffer_class=buffer_class).learn(16).rollout_buffer) is used
-
-
-class OwnMinibatches(RolloutBuffer):
-    def get(self, batch_size=None):
-        for samples in super().get(batch_size):
-            yield RolloutBufferSamples(*samples[:6])
-
-
-def test_rollout_buffer_that_cannot_be_used_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"`rollout_buffer_class` must be a subclass of.*, but.*ReplayBuffer"):
-        make_model(rollout_buffer_class=ReplayBuffer)
-    model = make_model(rollout_buffer_class=OwnMinibatches)
-    with pytest.raises(ValueError, match=r"minibatches of.*OwnMinibatches.*lack the log probabilities of all actions"):
-        model.learn(16)
-
-
-class Mixture(ActorCriticQPolicy):
-    """Takes a random action in half of the steps. Both methods call those of the parent."""
-
-    def evaluate_all_actions(self, obs):
-        q_values, log_probs = super().evaluate_all_actions(obs)
-        return q_values, (0.5 * log_probs.exp() + 0.5 / log_probs.shape[1]).log()
-
-    def forward(self, obs, deterministic=False):
-        actions, values, _ = super().forward(obs, deterministic)
-        actions = th.where(th.rand(actions.shape) < 0.5, th.randint_like(actions, self.action_space.n), actions)
-        return actions, values, self.evaluate_all_actions(obs)[1].gather(1, actions[:, None]).flatten()
-
-
-@pytest.mark.parametrize("on_the_object", [False, True])
-def test_old_policy_is_the_users_where_its_methods_call_ours(on_the_object):
-    """In the first minibatch the policy is still that of the rollout."""
-    policy = "MlpPolicy" if on_the_object else Mixture
-    model = QPPO(policy, make_vec_env("CartPole-v1", n_envs=2), seed=0, device="cpu", n_steps=8, batch_size=16, n_epochs=1)
-    if on_the_object:
-        ours = model.policy.evaluate_all_actions
-
-        def smoothed(obs):
-            q_values, log_probs = ours(obs)
-            return q_values, (0.5 * log_probs.exp() + 0.5 / log_probs.shape[1]).log()
-
-        model.policy.evaluate_all_actions = smoothed
-    with th.no_grad():
-        # Far from uniform, so that the mixture is another policy
-        model.policy.action_net.bias += th.tensor([2.0, -2.0])
-    # On the object, `forward` is still ours, which draws from another policy
-    warns = pytest.warns(UserWarning, match="`forward` and `evaluate_all_actions` of your policy differ")
-    with warns if on_the_object else contextlib.nullcontext():
-        (row,) = logged_by(model, 32)
-    assert row["kl"] == pytest.approx(0, abs=1e-6)
-    assert row["clip_fraction"] == 0
-
-
-class OtherWeightsInRollouts(BaseCallback):
-    """Acts with another bias, as with noise on the parameters, and calls the policy itself."""
-
-    def __init__(self, noise, n_steps):
-        super().__init__()
-        self.noise, self.n_steps = th.tensor([noise, -noise]), n_steps
-
-    def _on_rollout_start(self):
-        self.n_calls = 0
-        with th.no_grad():
-            self.model.policy.action_net.bias += self.noise
-
-    def _on_step(self):
-        self.model.policy(self.locals["obs_tensor"], deterministic=True)
-        if self.n_calls == self.n_steps:
-            self._end()
-        return True
-
-    def _on_rollout_end(self):
-        if self.n_calls < self.n_steps:
-            self._end()
-
-    def _end(self):
-        with th.no_grad():
-            self.model.policy.action_net.bias -= self.noise
-
-
-def test_weights_that_change_within_a_rollout_are_warned_of(recwarn):
-    model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=2, seed=0), seed=0, device="cpu", **SMALL)
-    with pytest.warns(UserWarning, match=r"differ by up to \d.*a policy that did not act.*a callback changes the weights"):
-        model.learn(16, OtherWeightsInRollouts(0.3, n_steps=4))
-    recwarn.clear()
-    model.learn(16, OtherWeightsInRollouts(0.0, n_steps=4))
-    # The policy that acted in all of its steps is the rollout's
-    model.learn(16, OtherWeightsInRollouts(0.3, n_steps=math.inf))
-    assert not recwarn.list
-
-
 class OwnForward(ActorCriticQPolicy):
     def forward(self, obs, deterministic=False):
         actions = self.get_distribution(obs).get_actions(deterministic)
@@ -400,23 +298,15 @@ class OwnForward(ActorCriticQPolicy):
 
 
 @pytest.mark.parametrize(
-    ("policy", "calls_policy"),
-    [pytest.param("MlpPolicy", True, id="callback"), pytest.param(OwnForward, False, id="forward of its own")],
-)
-@pytest.mark.parametrize(
-    "env",
+    ("policy", "env", "calls_policy"),
     [
-        pytest.param(lambda: gym.make("CartPole-v1"), id="vector"),
-        pytest.param(lambda: SimpleMultiObsEnv(random_start=True), id="dict"),
+        pytest.param("MlpPolicy", lambda: gym.make("CartPole-v1"), True, id="callback"),
+        pytest.param("MultiInputPolicy", lambda: SimpleMultiObsEnv(random_start=True), True, id="callback, dict"),
+        pytest.param(OwnForward, lambda: gym.make("CartPole-v1"), False, id="forward of its own"),
     ],
 )
-def test_policy_that_was_called_otherwise_in_a_rollout_trains_all_the_same(policy, calls_policy, env):
+def test_policy_that_was_called_otherwise_in_a_rollout_trains_all_the_same(policy, env, calls_policy):
     """A callback may call the policy, and a policy may have a `forward` of its own."""
-    is_dict = isinstance(env().observation_space, gym.spaces.Dict)
-    if is_dict:
-        policy = (
-            "MultiInputPolicy" if calls_policy else type("OwnForwardOfDicts", (OwnForward, MultiInputActorCriticQPolicy), {})
-        )
 
     def train(policy, callback=None):
         # Adam would make steps of full size of gradients that are rounding errors
@@ -431,20 +321,18 @@ def test_policy_that_was_called_otherwise_in_a_rollout_trains_all_the_same(polic
     def call(local, _):
         return local["self"].policy(local["obs_tensor"], deterministic=True) is not None
 
-    usual = train("MultiInputPolicy" if is_dict else "MlpPolicy")
+    usual = train("MlpPolicy" if policy is OwnForward else policy)
     np.testing.assert_allclose(train(policy, call if calls_policy else None), usual, rtol=1e-4, atol=1e-6)
 
 
 class ReadMinibatches(BaseCallback):
     """Reads all minibatches of each rollout, or only draws the same random numbers."""
 
-    def __init__(self, reads, calls_policy):
+    def __init__(self, reads):
         super().__init__()
-        self.reads, self.calls_policy = reads, calls_policy
+        self.reads = reads
 
     def _on_step(self):
-        if self.calls_policy:
-            self.model.policy(self.locals["obs_tensor"], deterministic=True)
         return True
 
     def _on_rollout_end(self):
@@ -455,40 +343,23 @@ class ReadMinibatches(BaseCallback):
             np.random.permutation(buffer.buffer_size * buffer.n_envs)
 
 
-@pytest.mark.parametrize("n_envs", [1, 3])
-@pytest.mark.parametrize("calls_policy", [False, True])
 @pytest.mark.parametrize(
-    ("env", "buffer_class"),
+    ("policy", "env", "buffer_class"),
     [
-        (lambda: gym.make("CartPole-v1"), RolloutBuffer),
-        (lambda: gym.make("CartPole-v1"), DeviceRolloutBuffer),
+        ("MlpPolicy", lambda: gym.make("CartPole-v1"), DeviceRolloutBuffer),
         # Its observations are single numbers
-        (lambda: gym.make("FrozenLake-v1"), RolloutBuffer),
-        (lambda: SimpleMultiObsEnv(random_start=True), None),
+        ("MlpPolicy", lambda: gym.make("FrozenLake-v1"), RolloutBuffer),
+        ("MultiInputPolicy", lambda: SimpleMultiObsEnv(random_start=True), None),
     ],
 )
-def test_callback_that_reads_the_minibatches_of_a_rollout_changes_nothing(env, buffer_class, calls_policy, n_envs):
+def test_callback_that_reads_the_minibatches_of_a_rollout_changes_nothing(policy, env, buffer_class):
     def train(reads):
-        policy = "MultiInputPolicy" if buffer_class is None else "MlpPolicy"
         np.random.seed(0)
-        env_ = make_vec_env(env, n_envs=n_envs, seed=0)
+        env_ = make_vec_env(env, n_envs=3, seed=0)
         model = QPPO(policy, env_, seed=0, device="cpu", rollout_buffer_class=buffer_class, **SMALL)
-        return parameters(model.learn(16 * n_envs, ReadMinibatches(reads, calls_policy)))
+        return parameters(model.learn(48, ReadMinibatches(reads)))
 
     np.testing.assert_array_equal(train(reads=True), train(reads=False))
-
-
-def test_copy_of_the_policy_made_in_a_rollout_keeps_no_evaluations():
-    model, copies = make_model(), []
-
-    def on_step(_locals, _globals):
-        copies.extend([copy.deepcopy(model.policy), pickle.loads(pickle.dumps(model.policy))])
-        return True
-
-    model.learn(8, on_step)
-    for policy in copies:
-        assert policy._evaluations is None
-    assert model.policy._evaluations is None
 
 
 def test_kl_term_pulls_back_to_the_policy_of_the_rollout():
@@ -520,7 +391,7 @@ def test_actor_loss_leaves_no_gradient_on_the_critic(variant):
     assert not any(th.equal(now[name], p) for name, p in actor.items())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS[:3])
 def test_no_nan_where_all_q_values_are_equal(variant):
     """No rewards and a head of zeros: advantages and errors are all zero, the entropy bonus is all there is to learn from."""
     env = DummyVecEnv([lambda: ScriptedEnv([0.0] * 100)] * 2)
@@ -594,25 +465,17 @@ def test_last_smaller_minibatch_is_used():
     sizes, evaluate = [], model.policy.evaluate_all_actions
 
     def evaluate_and_count(observations):
-        sizes.append((len(observations), th.is_grad_enabled()))
+        sizes.append(len(observations))
         return evaluate(observations)
 
     model.policy.evaluate_all_actions = evaluate_and_count
     model.learn(12)
-    # The rollout's six steps first, because a method of the user's is set, and then nothing but the gradient steps
-    assert sizes == 6 * [(2, False)] + 3 * [(8, True), (4, True)]
+    assert sizes == 3 * [8, 4]
     assert {int(state["step"]) for state in model.policy.optimizer.state.values()} == {6}
 
 
-def test_minibatch_larger_than_the_rollout_is_the_rollout():
-    with pytest.warns(UserWarning, match=r"`batch_size` is 100.*8 \* 2 steps.*is truncated to 16"):
-        model = make_model(batch_size=100)
-    model.learn(16)
-    assert {int(state["step"]) for state in model.policy.optimizer.state.values()} == {SMALL["n_epochs"]}
-
-
 @pytest.mark.filterwarnings("error:.*truncated")
-@pytest.mark.parametrize(("n_envs", "n_steps", "batch_size"), [(1, 64, 64), (2, 64, 128), (3, 64, 128), (2, 7, 14)])
+@pytest.mark.parametrize(("n_envs", "n_steps", "batch_size"), [(3, 64, 128), (2, 7, 14)])
 def test_default_minibatch_fits_the_rollout(n_envs, n_steps, batch_size, tmp_path):
     model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs), n_steps=n_steps, device="cpu")
     model.save(tmp_path / "model")
@@ -639,7 +502,7 @@ def test_log_has_the_names_of_sb3_and_figures_that_agree(policy_gradient):
     assert -np.log(2) - 1e-6 <= row["entropy_loss"] < 0
 
 
-@pytest.mark.parametrize("ent_coef", ["lin_0.2", LinearSchedule(0.2, 0.0, 1.0), lambda progress: 0.2 * progress])
+@pytest.mark.parametrize("ent_coef", ["lin_0.2", lambda progress: 0.2 * progress])
 def test_entropy_coefficient_falls_with_the_progress_of_the_training(ent_coef):
     model = make_model(ent_coef=ent_coef, batch_size=16, n_epochs=1, kl_coef=0.5)
     rows = logged_by(model, 64)
@@ -650,18 +513,6 @@ def test_entropy_coefficient_falls_with_the_progress_of_the_training(ent_coef):
         assert row["loss"] == pytest.approx(total, rel=1e-5)
     constant = logged_by(make_model(ent_coef=0.15, batch_size=16, n_epochs=1, kl_coef=0.5), 32)
     assert rows[0]["loss"] == pytest.approx(constant[0]["loss"], rel=1e-6)
-
-
-def test_entropy_coefficient_may_be_set_during_training():
-    class Set(BaseCallback):
-        def _on_step(self):
-            return True
-
-        def _on_rollout_start(self):
-            self.model.ent_coef = 0.5 if self.num_timesteps else 0.25
-
-    model = make_model(ent_coef="lin_0.1", batch_size=16, n_epochs=1)
-    assert [row["ent_coef"] for row in logged_by(model, 48, Set())] == [0.25, 0.5]
 
 
 def test_schedules_end_at_the_planned_steps_if_the_last_rollout_exceeds_them():
@@ -676,8 +527,7 @@ def test_schedules_end_at_the_planned_steps_if_the_last_rollout_exceeds_them():
 
 
 @pytest.mark.parametrize("name", ["ent_coef", "clip_range", "learning_rate"])
-@pytest.mark.parametrize("value", [-0.5, math.nan])
-def test_schedule_that_becomes_negative_or_nan_is_refused_by_its_name(name, value):
+def test_schedule_that_becomes_negative_is_refused_by_its_name(name, value=-0.5):
     model = make_model(**{name: lambda progress: 0.1 if progress > 0.6 else value})
     with pytest.raises(ValueError, match=f"`{name}` must be a finite number, at least 0, but {value}"):
         model.learn(64)
@@ -698,45 +548,25 @@ def test_logged_kl_is_that_of_the_last_epoch():
     assert 10 * epochs[0] < epochs[1] < epochs[2]
 
 
-def test_explained_variance_of_q_is_that_of_v_where_there_is_one_action():
-    rng = np.random.default_rng(0)
-    env = DummyVecEnv([lambda: ScriptedEnv(list(rng.normal(size=40)), n_actions=1)] * 2)
-    rows = logged_by(QPPO("MlpPolicy", env, seed=0, **SMALL), 64)
-    logged = [(row["explained_variance"], row["explained_variance_q"]) for row in rows]
-    assert len(logged) == 3
-    np.testing.assert_allclose(*zip(*logged, strict=True), rtol=1e-4)
-    assert all(abs(value) > 1e-3 for value, _ in logged)
-
-
 # ---- learning, repeating, saving, resuming ----
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_learns_the_identity(variant):
+@pytest.mark.parametrize("policy_gradient", ["all-action", "sampled"])
+def test_learns_the_identity(policy_gradient):
     """An untrained policy scores some 50 of 100."""
     env = DummyVecEnv([lambda: IdentityEnv(2)] * 4)
-    model = QPPO("MlpPolicy", env, n_steps=16, batch_size=32, n_epochs=4, learning_rate=1e-3, gamma=0.0, seed=0, **variant)
-    untrained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
-    model.learn(2_000)
-    trained, _ = evaluate_policy(model, env, n_eval_episodes=5, warn=False)
+    arguments = dict(n_steps=16, batch_size=32, learning_rate=2e-3, gamma=0.0, policy_gradient=policy_gradient)
+    model = QPPO("MlpPolicy", env, seed=0, device="cpu", **arguments)
+    untrained, _ = evaluate_policy(model, env, n_eval_episodes=2, warn=False)
+    model.learn(1_000)
+    trained, _ = evaluate_policy(model, env, n_eval_episodes=2, warn=False)
     assert untrained < 70 < 95 < trained
 
 
-@pytest.mark.slow
-def test_learns_cartpole():
-    """An untrained policy stands for some 20 steps."""
-    env = make_vec_env("CartPole-v1", 8, seed=0)
-    model = QPPO("MlpPolicy", env, 1e-3, n_steps=32, batch_size=64, n_epochs=4, ent_coef=0.01, seed=0, device="cpu")
-    model.learn(40_000)
-    returns, _ = evaluate_policy(model, env, n_eval_episodes=20, warn=False)
-    assert returns > 450
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_same_seed_gives_the_same_parameters_bit_for_bit(variant):
-    runs = [parameters(make_model(seed=3, **variant).learn(64)) for _ in range(2)]
+def test_same_seed_gives_the_same_parameters_bit_for_bit():
+    runs = [parameters(make_model(seed=3).learn(64)) for _ in range(2)]
     np.testing.assert_array_equal(*runs)
-    assert not np.array_equal(runs[0], parameters(make_model(seed=4, **variant).learn(64)))
+    assert not np.array_equal(runs[0], parameters(make_model(seed=4).learn(64)))
 
 
 def test_loaded_model_updates_as_the_saved_one(tmp_path):
@@ -759,20 +589,19 @@ def test_loaded_model_updates_as_the_saved_one(tmp_path):
     assert loaded.sigma == model.sigma
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [{}, dict(ent_coef="lin_0.05", clip_range="lin_0.3", shrinkage=0.0)])
 def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(variant, tmp_path):
     """With everything that moves, such as sigma."""
 
     def train(folder, stop=math.inf):
         model = make_model(n_steps=16, batch_size=12, n_epochs=3, **variant)
         checkpoints = ExactCheckpointCallback(tmp_path / folder, save_freq=100, verbose=0)
-        return model.learn(400, [InterruptAt(stop), checkpoints])
+        return model.learn(256, [InterruptAt(stop), checkpoints])
 
     with pytest.warns(UserWarning, match="truncated"):
         whole = train("whole")
-        for stop in (150, 300):
-            with pytest.raises(Interrupted):
-                train("parts", stop)
+        with pytest.raises(Interrupted):
+            train("parts", 150)
         parts = train("parts")
     np.testing.assert_array_equal(parameters(whole), parameters(parts))
     assert (whole.sigma, whole._n_updates) == (parts.sigma, parts._n_updates)
@@ -789,12 +618,15 @@ def test_training_with_another_coefficient_is_not_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "now"),
-    [(0.02, lambda progress: 5.0), (lambda progress: 0.02 * progress, lambda progress: 5.0), ("lin_0.02", "lin_0.03")],
+    ("name", "before", "now"),
+    [
+        ("ent_coef", 0.02, lambda progress: 5.0),
+        ("clip_range", lambda progress: 0.02 * progress, lambda progress: 5.0),
+        ("learning_rate", "lin_0.02", "lin_0.03"),
+    ],
 )
-@pytest.mark.parametrize("name", ["ent_coef", "clip_range", "learning_rate"])
 def test_training_with_another_schedule_is_not_resumed(name, before, now, tmp_path):
-    make_model(**{name: before}).learn(32, ExactCheckpointCallback(tmp_path, verbose=0))
+    make_model(**{name: before}).learn(16, ExactCheckpointCallback(tmp_path, verbose=0))
     with pytest.raises(CheckpointError, match=f"{name} is "):
         resume(make_model(**{name: now}), tmp_path)
 
@@ -813,26 +645,17 @@ def test_training_with_the_same_schedule_written_in_another_way_is_resumed(name,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(ent_coef=-1), "`ent_coef` must be.*at least 0.*-1"),
         (dict(ent_coef="lin_-0.1"), "`ent_coef` must be.*such as 'lin_0.03', but 'lin_-0.1'"),
-        (dict(ent_coef="lin_"), "`ent_coef`.*'lin_'"),
-        (dict(ent_coef="0.01"), "`ent_coef`.*'0.01'"),
         (dict(ent_coef=None), "`ent_coef`.*None"),
-        (dict(ent_coef=LinearSchedule), "`ent_coef`.*LinearSchedule"),
         (dict(vf_coef=float("nan")), "`vf_coef`.*nan"),
         (dict(kl_coef=-0.5), "`kl_coef`.*-0.5"),
         (dict(beta="much"), "`beta`.*'much'"),
-        (dict(shrinkage=-0.1), "`shrinkage`.*-0.1"),
-        (dict(beta=10**400), "`beta` must be a finite number"),
-        (dict(max_grad_norm=-1), "`max_grad_norm`"),
-        (dict(max_grad_norm=float("nan")), "`max_grad_norm`.*nan"),
+        (dict(shrinkage=10**400), "`shrinkage` must be a finite number"),
         (dict(max_grad_norm="all"), "`max_grad_norm`.*'all'"),
-        (dict(clip_range=-0.2), "`clip_range`"),
         (dict(clip_range="log_0.2"), "`clip_range`.*'log_0.2'"),
         (dict(gamma=1.1), "`gamma`.*between 0 and 1.*1.1"),
         (dict(gae_lambda=-0.1), "`gae_lambda`"),
         (dict(n_steps=0), "`n_steps` must be an integer, at least 1, but 0"),
-        (dict(n_steps=2.5), "`n_steps`.*2.5"),
         (dict(batch_size=2.5), "`batch_size`.*2.5"),
         (dict(n_epochs=True), "`n_epochs`.*True"),
         (dict(policy_gradient="expected"), "'all-action' or 'sampled', but 'expected'"),
@@ -840,17 +663,19 @@ def test_training_with_the_same_schedule_written_in_another_way_is_resumed(name,
         (dict(normalize_advantage="std"), "`normalize_advantage`.*False or True, but 'std'"),
     ],
 )
-def test_bad_arguments_are_refused_by_name(arguments, message, tmp_path):
+def test_bad_arguments_are_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_model(**arguments)
+
+
+def test_bad_arguments_of_load_are_refused_by_name(tmp_path):
     make_model().save(tmp_path / "model")
-    with pytest.raises(ValueError, match=message):
-        QPPO.load(tmp_path / "model", **arguments)
+    with pytest.raises(ValueError, match=r"`beta` must be a finite number, at least 0, but -1"):
+        QPPO.load(tmp_path / "model", beta=-1)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_non_finite_loss_keeps_the_last_good_update(bad):
-    env = DummyVecEnv([lambda: ScriptedEnv([1.0] * 8 + [bad] * 10)])
+def test_non_finite_loss_keeps_the_last_good_update():
+    env = DummyVecEnv([lambda: ScriptedEnv([1.0] * 8 + [math.nan] * 10)])
     model = QPPO("MlpPolicy", env, seed=0, **SMALL)
     model.learn(8)
     last_good, sigma = parameters(model).copy(), model.sigma
@@ -881,11 +706,6 @@ def test_defaults_are_those_of_the_page_and_of_the_preset_for_atari():
     # Both fall in the preset
     shared = said.keys() & preset.keys() - {"learning_rate", "ent_coef"}
     assert {name: preset[name] for name in shared} == {name: said[name] for name in shared}
-
-
-def test_numpy_integers_are_integers():
-    numbers = dict(n_steps=np.int64(4), batch_size=np.int32(4), n_epochs=np.int16(1))
-    assert make_model(**numbers).learn(8).num_timesteps == 8
 
 
 def test_gradients_are_not_clipped_without_a_limit(tmp_path):

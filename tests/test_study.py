@@ -311,8 +311,8 @@ def test_a_file_is_no_folder_for_a_study(tmp_path):
 def test_a_setting_that_is_refused_is_told_in_a_line_and_its_traceback_kept(tmp_path, offline_wandb, monkeypatch, capfd):
     arguments = ["Pendulum-v1", "--algos", "qa2c", "--seeds", "0", "--steps", "100", "--output", str(tmp_path)]
     # They are for the whole process
-    monkeypatch.setattr("sb3_qac.common.threads.limit_spinning", lambda: None)
-    monkeypatch.setattr("sb3_qac.common.allocator.keep_freed_memory", lambda: None)
+    monkeypatch.setattr("sb3_qac.common.process.limit_spinning", lambda: None)
+    monkeypatch.setattr("sb3_qac.common.process.keep_freed_memory", lambda: None)
     assert main(["study", *arguments, "--wandb", "offline"]) == 1
     printed = capfd.readouterr().err
     assert "Traceback" not in printed

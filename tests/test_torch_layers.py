@@ -1,14 +1,8 @@
 """The lean Nature CNN is SB3's: same weights, same features, same learning, up to rounding."""
 
 import copy
-import functools
 import itertools
 import pickle
-import platform
-import re
-import subprocess
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -21,10 +15,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import polyak_update
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sb3_qac import QA2C, QPPO
-from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp, constant_weights
 
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -109,9 +101,9 @@ def test_weights_kept_for_a_rollout_are_those_of_the_parameters(dtype):
     seen = []
     with constant_weights(lean):
         seen.append(features())
-        made = lean._kept[1]
+        made = lean._kept
         features()
-        assert lean._kept[1] is made
+        assert lean._kept is made
     assert lean._kept is None
     for parameter in lean.parameters():
         parameter.data.mul_(0.9)
@@ -119,62 +111,6 @@ def test_weights_kept_for_a_rollout_are_those_of_the_parameters(dtype):
         seen.append(features())
     for before, after in itertools.pairwise(seen):
         assert (before - after).norm() > 1e-2 * before.norm()
-
-
-def train_once(lean, make_optimizer):
-    lean(images(2)).square().sum().backward()
-    with th.no_grad():
-        # Such as a target, before the step
-        lean(images(2))
-    make_optimizer(lean.parameters()).step()
-
-
-def put_new_tensors(lean):
-    """Until one lies at the address of the first, if its memory was freed."""
-    weight = lean.cnn[0].weight
-    address = weight.data_ptr()
-    for _ in range(20):
-        weight.data = weight.data * 0.9
-        if weight.data_ptr() == address:
-            return
-
-
-def put_new_layers(lean):
-    for i, layer in enumerate(lean.cnn):
-        if isinstance(layer, th.nn.Conv2d):
-            lean.cnn[i] = th.nn.Conv2d(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride)
-
-
-CHANGES = {
-    "RMSprop": lambda lean: train_once(lean, functools.partial(th.optim.RMSprop, lr=0.01)),
-    "Adam": lambda lean: train_once(lean, functools.partial(th.optim.Adam, lr=0.01)),
-    # Of the preset of QPPO. It does not count its changes as others do
-    "fused Adam": lambda lean: train_once(lean, functools.partial(th.optim.Adam, lr=0.01, fused=True)),
-    "load_state_dict": lambda lean: lean.load_state_dict({name: value * 0.9 for name, value in lean.state_dict().items()}),
-    # All but the first weight of each layer
-    "in place": lambda lean: [parameter.view(-1)[1:].mul_(0.9) for parameter in lean.parameters()],
-    "vector_to_parameters": lambda lean: vector_to_parameters(
-        0.9 * parameters_to_vector(lean.parameters()), lean.parameters()
-    ),
-    "new tensors": put_new_tensors,
-    "new layers": put_new_layers,
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_changes_that_pytorch_counts_are_used_against_the_promise_of_constant_weights(change, dtype):
-    lean, batch = make(LeanNatureCNN, dtype=dtype), images(2)
-    with constant_weights(lean):
-        for _ in range(2):
-            with th.no_grad():
-                before = lean(batch)
-            with th.set_grad_enabled("Adam" in change or "RMSprop" in change):
-                CHANGES[change](lean)
-            with th.no_grad():
-                after = lean(batch)
-                assert (after - before).norm() > 1e-2 * before.norm()
-                th.testing.assert_close(after, make_like(lean)(batch), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -192,29 +128,6 @@ def test_a_callback_that_swaps_averaged_weights_in_says_so(dtype):
             th.testing.assert_close(lean(batch), averaged(batch), rtol=0, atol=0)
             polyak_update(kept.parameters(), lean.parameters(), 1.0)
         th.testing.assert_close(lean(batch), before, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_parameters_that_a_callback_sets_within_a_rollout_are_those_of_its_next_step(dtype):
-    env = FakeImageEnv(action_dim=6, screen_height=84, screen_width=84, n_channels=4, channel_first=True)
-    kwargs = dict(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(dtype=dtype))
-    model, other = (QA2C("CnnPolicy", env, n_steps=4, policy_kwargs=kwargs, seed=seed, device="cpu") for seed in (0, 1))
-    used = []
-
-    def set_parameters(locals_, globals_):
-        with th.no_grad():
-            used.append(th.equal(model.policy.predict_q_values(images(2)), other.policy.predict_q_values(images(2))))
-        if len(used) == 2:
-            model.set_parameters(other.get_parameters())
-        return len(used) < 3
-
-    model.learn(4, callback=set_parameters)
-    assert used == [False, False, True]
-
-
-def test_features_extractors_are_classes_of_their_own():
-    assert {NatureCNN: "plain", LeanNatureCNN: "lean", OwnCNN: "own"}[NatureCNN] == "plain"
-    assert LeanNatureCNN not in (NatureCNN, OwnCNN)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
@@ -245,7 +158,7 @@ def test_a_compiled_policy_is_one_graph_in_every_step_of_a_rollout():
 
 
 # Not with Inductor, PyTorch's default, which rounds differently and takes many seconds
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_training_with_the_network_compiled_as_one_graph_is_identical(dtype, tmp_path):
     policies = []
     for compiled in (False, True):
@@ -305,8 +218,9 @@ def test_layers_are_normalised_before_their_relu(layer_norm, dtype):
 def test_an_unknown_place_for_layer_normalisation_is_refused():
     with pytest.raises(ValueError, match="`layer_norm` must be False or True, but 'linear' was given"):
         SharedMlp(spaces.Box(0, 1, (4,)), layer_norm="linear")
-    with pytest.raises(ValueError, match="`layer_norm` must be None, 'linear' or 'all', but True was given"):
-        make(LeanNatureCNN, layer_norm=True)
+    for network in (LeanNatureCNN, MinAtarCNN):
+        with pytest.raises(ValueError, match="`layer_norm` must be None, 'linear' or 'all', but True was given"):
+            make(network, layer_norm=True)
 
 
 def fill(buffer, update):
@@ -340,20 +254,11 @@ def train(n_updates, **policy_kwargs):
     return end, (end - start).norm()
 
 
-def test_lean_update_is_the_plain_one_after_100_updates():
+def test_lean_updates_are_the_plain_ones():
     """In float32 the parameters end within a thousandth of the way that they went."""
-    plain, way = train(100)
-    lean, _ = train(100, features_extractor_class=LeanNatureCNN)
+    plain, way = train(10)
+    lean, _ = train(10, features_extractor_class=LeanNatureCNN)
     assert (lean - plain).norm() < 1e-3 * way
-
-
-def test_policy_has_the_architecture_it_has_with_nature_cnn():
-    env = FakeImageEnv(action_dim=6, screen_height=84, screen_width=84, n_channels=4, channel_first=True)
-    plain, lean = (
-        QA2C("CnnPolicy", env, policy_kwargs=dict(features_extractor_class=cls)) for cls in (NatureCNN, LeanNatureCNN)
-    )
-    shapes = [{name: value.shape for name, value in model.policy.state_dict().items()} for model in (plain, lean)]
-    assert shapes[0] == shapes[1]
 
 
 def test_gradients_are_those_of_nature_cnn():
@@ -398,47 +303,6 @@ def test_unknown_precision_is_refused():
         make(LeanNatureCNN, dtype="float16")
 
 
-PAGE_FAULTS = """
-import resource, sys
-import torch as th
-from sb3_qac.common.allocator import keep_freed_memory
-for mode in ("default", "keep"):
-    if mode == "keep" and not keep_freed_memory():
-        sys.exit("no glibc")
-    for repetition in range(30):
-        if repetition == 10:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        th.ones(12_000_000)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.parametrize(
-    ("limit", "taken"),
-    [(2**40, {-3: 2**30, -1: 2**31 - 1}), (2**25, {-3: 2**25, -1: 2**31 - 1}), (0, {-1: 2**31 - 1})],
-    ids=["new", "old", "none"],
-)
-def test_each_setting_of_the_allocator_is_made_as_far_as_the_c_library_takes_it(limit, taken, monkeypatch):
-    settings = {}
-
-    def mallopt(parameter, value):
-        if parameter == -3 and value > limit:
-            return 0
-        settings[parameter] = value
-        return 1
-
-    monkeypatch.setattr("ctypes.CDLL", lambda name: types.SimpleNamespace(mallopt=mallopt))
-    assert keep_freed_memory() == (limit > 0)
-    assert settings == taken
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
-def test_freed_memory_is_kept():
-    """48 MB taken and given back twenty times: some 230,000 pages of 4 KB to fault in, or hardly one."""
-    default, keep = map(int, subprocess.check_output([sys.executable, "-c", PAGE_FAULTS], text=True).split())
-    assert keep < 1000 < default
-
-
 def test_minatars_network_sees_grids_with_channels_last():
     space = spaces.Box(0, 1, (10, 10, 4), dtype=bool)
     network = MinAtarCNN(space)
@@ -454,12 +318,12 @@ def test_minatars_network_sees_grids_with_channels_last():
     assert features[:, 0, 0].tolist() == [1.0] * 16 and features.sum() == 16
 
 
-@pytest.mark.parametrize("layer_norm", [None, False, "linear", "all", True])
+@pytest.mark.parametrize("layer_norm", [None, "linear", "all"])
 def test_minatars_network_normalises_its_layers_before_their_relu(layer_norm):
     network = MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm=layer_norm)
     grids = (th.rand(3, 10, 10, 4) < 0.1).float()
     hidden = network.cnn[0](grids.permute(0, 3, 1, 2))
-    if layer_norm in ("all", True):
+    if layer_norm == "all":
         hidden = th.nn.functional.layer_norm(hidden, hidden.shape[1:])
     hidden = network.linear[0](th.relu(hidden).flatten(1))
     if layer_norm:
@@ -472,21 +336,10 @@ def test_images_are_refused_by_minatars_network():
     policy_kwargs = dict(features_extractor_class=MinAtarCNN)
     last, first = (FakeImageEnv(screen_height=10, screen_width=10, n_channels=4, channel_first=c) for c in (False, True))
     for env in (last, first):
-        with pytest.raises(ValueError, match=r"grids with channels last, but Box.*uint8.*DtypeObservation"):
+        with pytest.raises(ValueError, match=r"grids of shape \(height, width, channels\), but Box.*uint8.*DtypeObservation"):
             QA2C("MlpPolicy", env, policy_kwargs=policy_kwargs)
     model = QA2C("MlpPolicy", DtypeObservation(last, np.float32), policy_kwargs=policy_kwargs)
     assert model.policy.features_extractor.cnn[0].in_channels == 4
-
-
-@pytest.mark.parametrize("shape", [(4,), (10, 10), (2, 10, 4), (10, 2, 4)])
-def test_what_is_no_grid_is_refused_by_minatars_network(shape):
-    with pytest.raises(ValueError, match=rf"at least 3 x 3, but the observations have shape {re.escape(str(shape))}"):
-        MinAtarCNN(spaces.Box(-1, 1, shape))
-
-
-def test_an_unknown_place_for_layer_normalisation_is_refused_by_minatars_network():
-    with pytest.raises(ValueError, match="`layer_norm` must be None, 'linear' or 'all', but 'cnn' was given"):
-        MinAtarCNN(spaces.Box(0, 1, (10, 10, 4), dtype=bool), layer_norm="cnn")
 
 
 @pytest.mark.parametrize("layer_norm", [None, "linear", "all"])
@@ -507,8 +360,6 @@ def test_minatars_network_has_one_memory_layout_in_both_directions(layer_norm):
 def test_a_shared_body_without_layers_or_units_is_refused(name):
     with pytest.raises(ValueError, match=f"`{name}` must be an integer, at least 1, but 0 was given"):
         SharedMlp(spaces.Box(0, 1, (4,)), **{name: 0})
-    with pytest.raises(ValueError, match=r"takes one array, but Dict.*CombinedExtractor"):
-        SharedMlp(spaces.Dict(a=spaces.Box(0, 1, (4,))))
 
 
 @pytest.mark.parametrize("algorithm", [QA2C, A2C])

@@ -1,8 +1,7 @@
-"""RL Zoo as its users run it: its commands, some of them literally, in processes of their own, as the `trained` agent."""
+"""RL Zoo as its users run it: its commands, most of them in the process of the tests."""
 
 import argparse
 import copy
-import functools
 import importlib
 import json
 import os
@@ -13,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import types
-import warnings
 from pathlib import Path
 
 import gymnasium as gym
@@ -23,18 +21,16 @@ import pandas
 import pytest
 import torch as th
 import yaml
-from filelock import FileLock
 from gymnasium.envs.registration import EnvSpec
 from rl_zoo3.exp_manager import ExperimentManager
-from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 
-from sb3_qac import QA2C, QPPO, REINFORCE, commands, doctor, zoo
+from sb3_qac import QA2C, commands, doctor, zoo
 from sb3_qac.__main__ import main
 from sb3_qac.common.callbacks import ExactCheckpointCallback
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.zoo import search_space
 from sb3_qac.zoo.registration import REGISTRATIONS
-from sb3_qac.zoo.resume import _what_is_run, resume_wandb, unfinished_run, without_checkpoints
+from sb3_qac.zoo.resume import _arguments_of, resume_wandb, unfinished_run
 from tests.envs import ObservationsOf
 
 PRESETS = yaml.safe_load(zoo.presets("qa2c").read_text())
@@ -57,13 +53,16 @@ def python(*arguments, cwd, **environment):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a short run made by the literal command."""
+    """A folder with a short run. The literal command, in a process of its own: tests/test_install.py"""
     folder = tmp_path_factory.mktemp("zoo")
-    python("-m", "rl_zoo3.train", *ARGUMENTS, "-n", 400, "--eval-freq", 200, "--seed", 0, cwd=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", sys.argv)
+        main(["zoo", "train", *ARGUMENTS, "-n", "200", "--eval-freq", "100", "--seed", "0"])
     return folder
 
 
-def test_literal_train_command_writes_what_the_zoo_writes(trained):
+def test_train_command_writes_what_the_zoo_writes(trained):
     run = trained / "logs" / "qa2c" / "CartPole-v1_1"
     assert len(np.load(run / "evaluations.npz")["timesteps"]) == 2
     assert type(QA2C.load(run / "CartPole-v1.zip")) is QA2C
@@ -134,22 +133,6 @@ def test_hubs_module_is_repaired_in_the_versions_that_are_broken_only(installed,
     assert hasattr(hub, "generate_metadata") == repaired
 
 
-def test_a_process_that_imports_rl_zoo_finds_the_hubs_module_as_it_is(tmp_path):
-    program = (
-        "import sys, rl_zoo3.exp_manager; print(hasattr(sys.modules['huggingface_sb3.push_to_hub'], 'generate_metadata'))"
-    )
-    assert python("-c", program, cwd=tmp_path).strip() == "False"
-
-
-@pytest.mark.slow  # test_resume.py tracks a command of RL Zoo too
-def test_wandb_tracks_offline(trained):
-    printed = python(
-        "-m", "rl_zoo3.train", *ARGUMENTS, "-n", 200, "--eval-freq", 100, "--track", cwd=trained, WANDB_MODE="offline"
-    )
-    assert "Saving to" in printed
-    assert list(trained.glob("wandb/offline-run-*/*.wandb"))
-
-
 def test_training_goes_on_from_a_saved_agent(trained, rl_zoo):
     agent = trained / "logs" / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip"
     printed = rl_zoo("train", *ARGUMENTS, "-n", 200, "--eval-freq", -1, "-i", agent, cwd=trained)
@@ -162,14 +145,6 @@ def test_the_trials_of_an_optimisation_keep_no_checkpoints(tmp_path, rl_zoo):
     checkpoints = ["-params", "callback:'sb3_qac.common.callbacks.ExactCheckpointCallback'"]
     printed = rl_zoo("train", *ARGUMENTS, "-n", 100, *trials, *checkpoints, cwd=tmp_path)
     assert "Number of finished trials:  1" in printed and not list(tmp_path.rglob("checkpoints"))
-    other, kept = "sb3_qac.common.curves.CurvesCallback", "sb3_qac.common.callbacks.ExactCheckpointCallback"
-    callbacks = [other, {kept: {"save_freq": 5}}, ExactCheckpointCallback(), f"{__name__}.QuietCheckpoints"]
-    assert without_checkpoints(callbacks) == [other]
-    assert without_checkpoints(callbacks[1]) == without_checkpoints(callbacks[3]) == []
-
-
-class QuietCheckpoints(ExactCheckpointCallback):
-    """A subclass, whose name in the hyperparameters does not tell that it is one."""
 
 
 def test_a_callback_of_the_users_in_an_optimisation_need_not_be_written_to_a_file(tmp_path, rl_zoo):
@@ -185,49 +160,18 @@ def test_a_callback_of_the_users_in_an_optimisation_need_not_be_written_to_a_fil
 
 
 def test_an_optimisation_of_the_sampled_estimator_has_no_correction(tmp_path, rl_zoo):
-    trials = ["-optimize", "--n-trials", 5, "--sampler", "random", "--n-evaluations", 1, "--no-optim-plots"]
+    trials = ["-optimize", "--n-trials", 3, "--sampler", "random", "--n-evaluations", 1, "--no-optim-plots"]
     sampled = ["-params", "policy_gradient:'sampled'", "n_envs:1"]
     rl_zoo("train", *ARGUMENTS, "-n", 100, "--eval-episodes", 1, "--seed", 0, *trials, *sampled, cwd=tmp_path)
     (report,) = (tmp_path / "logs" / "qa2c").glob("*.csv")
-    assert pandas.read_csv(report)[["params_beta", "params_shrinkage"]].to_numpy().tolist() == [[0.0, 0.0]] * 5
-
-
-def test_another_plugin_does_not_prevent_the_registration(monkeypatch):
-    """Two wrap the same method with `functools.wraps`, in either order."""
-
-    class ExperimentManager:
-        def __init__(self, args, algo, env_id, log_folder, config=None):
-            self.config = config
-
-        def read_hyperparameters(self):
-            pass
-
-        def create_log_folder(self):
-            pass
-
-        def save_trained_model(self, model):
-            pass
-
-    def plugin():
-        init = ExperimentManager.__init__
-        monkeypatch.setattr(ExperimentManager, "__init__", functools.wraps(init)(lambda *args: init(*args)))
-
-    module = types.ModuleType("rl_zoo3.exp_manager")
-    module.ExperimentManager, module.EnvironmentName, module.ALGOS = ExperimentManager, str, {"qa2c": QA2C}
-    plugin()
-    zoo.register_in(module)
-    registered = ExperimentManager.__init__
-    assert ExperimentManager(None, "qa2c", "CartPole-v1", "logs").config == str(zoo.presets("qa2c"))
-    plugin()
-    zoo.register_in(module)
-    assert ExperimentManager.__init__.__wrapped__ is registered
+    assert pandas.read_csv(report)[["params_beta", "params_shrinkage"]].to_numpy().tolist() == [[0.0, 0.0]] * 3
 
 
 CHECKPOINTS = "sb3_qac.common.callbacks.ExactCheckpointCallback"
 
 
 def write_config(folder, learning_rate):
-    entry = {**PRESETS["CartPole-v1"], "learning_rate": learning_rate, "n_timesteps": 400, "callback": CHECKPOINTS}
+    entry = {**PRESETS["CartPole-v1"], "learning_rate": learning_rate, "n_timesteps": 200, "callback": CHECKPOINTS}
     (folder / "config.yml").write_text(yaml.dump({"CartPole-v1": entry}))
 
 
@@ -261,31 +205,6 @@ def test_a_command_with_other_hyperparameters_starts_a_new_run(unfinished, tmp_p
     assert QA2C.load(unfinished / "CartPole-v1.zip").lr_schedule(1) == 1e-3
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "--env CartPole-v1 --algo qa2c --conf-file config.yml --eval-freq -1 -params gamma:0.9 n_steps:4 --seed 1",
-        "--algo=qa2c --env=CartPole-v1 --conf-file=config.yml --eval-freq=-1 --seed=1 -params n_steps:4 gamma:0.9",
-        "-conf config.yml --hyperparams n_steps:4 gamma:0.9 --alg qa2c --env CartPole-v1 --eval-f -1 --see 1 -f logs --verb 0",
-    ],
-)
-def test_a_command_in_another_spelling_resumes_its_run(command, tmp_path, rl_zoo, monkeypatch):
-    write_config(tmp_path, 1e-3)
-    usual = "--algo qa2c --env CartPole-v1 --conf-file config.yml --eval-freq -1 --seed 1 -params n_steps:4 gamma:0.9"
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(QA2C, "train", lambda self: 1 / 0)
-        rl_zoo("train", *usual.split(), cwd=tmp_path)
-    assert "Resuming from step 0" in rl_zoo("train", *command.split(), cwd=tmp_path)
-    assert not (tmp_path / "logs" / "qa2c" / "CartPole-v1_2").exists()
-
-
-def test_of_a_repeated_key_the_order_counts():
-    def what_is_run(*values):
-        return _what_is_run(["train.py", "--env", "CartPole-v1", "--env-kwargs", *values])
-
-    assert what_is_run("a:1", "b:2", "a:3") == what_is_run("b:2", "a:1", "a:3") != what_is_run("a:3", "b:2", "a:1")
-
-
 @pytest.mark.parametrize("other", [["--seed", 1], ["-params", "gamma:0.9"]])
 def test_an_unfinished_run_of_another_command_is_mentioned(other, unfinished, tmp_path, rl_zoo):
     write_config(tmp_path, 1e-3)
@@ -304,117 +223,44 @@ def test_a_command_of_a_file_is_compared_without_evaluating_it(unfinished, tmp_p
     assert not (tmp_path / "evil").exists()
 
 
-def test_a_run_is_taken_before_its_environments_are_made(unfinished, tmp_path, rl_zoo, monkeypatch):
-    """Two commands that start together, as after a reboot, must not both choose it."""
-    write_config(tmp_path, 1e-3)
-    setup, found = QA2C._setup_model, []
-
-    def setup_and_look(self):
-        found.append(unfinished_run(unfinished.parent, "CartPole-v1", sys.argv))
-        setup(self)
-
-    monkeypatch.setattr(QA2C, "_setup_model", setup_and_look)
-    assert "Resuming from step 0" in train_from_config(rl_zoo, tmp_path)
-    assert found == [None]
-
-
-def test_a_start_that_failed_before_its_training_is_repeated(unfinished, tmp_path, rl_zoo, monkeypatch):
-    """In the same process, as in a notebook, which keeps the last error and all that it refers to."""
-    write_config(tmp_path, 1e-3)
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError) as kept:
-        patch.setattr("rl_zoo3.exp_manager.ExperimentManager.create_envs", lambda *args, **kwargs: 1 / 0)
-        train_from_config(rl_zoo, tmp_path)
-    assert "Resuming from step 0" in train_from_config(rl_zoo, tmp_path)
-    assert kept.traceback
-
-
-def test_a_run_that_another_process_took_meanwhile_is_left_to_it(unfinished, tmp_path, rl_zoo, monkeypatch):
-    write_config(tmp_path, 1e-3)
-    lock = FileLock(unfinished / "checkpoints" / "lock")
-
-    def found_and_lost(*args, **kwargs):
-        run = unfinished_run(*args, **kwargs)
-        # The other one takes it between the two questions
-        lock.acquire()
-        return run
-
-    monkeypatch.setattr("sb3_qac.zoo.resume.unfinished_run", found_and_lost)
-    try:
-        assert "CartPole-v1_2" in train_from_config(rl_zoo, tmp_path)
-    finally:
-        lock.release(force=True)
-    assert not (unfinished / "CartPole-v1.zip").exists()
-
-
-def test_other_hyperparameters_are_refused_where_the_run_of_wandb_has_been_resumed(unfinished, tmp_path, rl_zoo, monkeypatch):
-    path = unfinished / "checkpoints" / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "wandb": {"id": "run-that-was"}}))
-    before = contents(tmp_path)
-    monkeypatch.setattr("sb3_qac.zoo.resume.active_wandb_run", lambda: types.SimpleNamespace(id="run-that-was"))
-    with pytest.raises(ValueError, match=r"CartPole-v1_1.*config.yml.*--track.*--log-folder"):
-        train_from_config(rl_zoo, tmp_path)
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("what", ["another process has it", "no callback"])
-def test_a_training_does_not_log_to_the_run_of_wandb_of_another(what, unfinished, tmp_path, rl_zoo, monkeypatch):
-    """RL Zoo resumes the run of W&B before it knows its folder."""
-    write_config(tmp_path, 1e-3)
-    if what == "no callback":
-        config = yaml.safe_load((tmp_path / "config.yml").read_text())
-        del config["CartPole-v1"]["callback"]
-        (tmp_path / "config.yml").write_text(yaml.dump(config))
+def test_a_run_does_not_log_to_the_run_of_wandb_of_another(unfinished, tmp_path, rl_zoo, monkeypatch):
+    """RL Zoo resumes the run of W&B before it reads the hyperparameters, which have changed here."""
     path = unfinished / "checkpoints" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "wandb": {"id": "run-that-was"}}))
     monkeypatch.setattr("sb3_qac.zoo.resume._resumed_wandb_run", "run-that-was")
     monkeypatch.setattr("sb3_qac.zoo.resume.active_wandb_run", lambda: types.SimpleNamespace(id="run-that-was"))
-    before = {path for path in tmp_path.rglob("*") if path.name != "lock"}
-    lock = FileLock(unfinished / "checkpoints" / "lock")
-    if what == "another process has it":
-        lock.acquire()
-    try:
-        with pytest.raises(ValueError, match=r"--track.* run-that-was of Weights & Biases.*Start the command again"):
-            train_from_config(rl_zoo, tmp_path)
-    finally:
-        lock.release(force=True)
-    assert {path for path in tmp_path.rglob("*") if path.name != "lock"} == before
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"--track.* run-that-was of Weights & Biases.*other hyperparameters.*--log-folder"):
+        train_from_config(rl_zoo, tmp_path)
+    assert contents(tmp_path) == before
 
 
-def test_the_seed_tells_the_runs_of_a_script_apart(tmp_path, monkeypatch):
-    """They have the same command line."""
-    monkeypatch.chdir(tmp_path)
-    write_config(tmp_path, 1e-3)
-    seeds = []
-    # The second loop finds each run again: without an agent they are unfinished
-    for seed in (0, 1, 0, 1):
-        manager = ExperimentManager(
-            argparse.Namespace(), "qa2c", "CartPole-v1", "logs", seed=seed, config="config.yml", log_interval=-1, verbose=0
-        )
-        model, _ = manager.setup_experiment()
-        manager.learn(model)
-        seeds.append((Path(manager.save_path).name, model.seed))
-        model.env.close()
-    assert seeds == 2 * [("CartPole-v1_1", 0), ("CartPole-v1_2", 1)]
+def test_what_does_not_change_the_results_may_differ_in_a_command():
+    command = ["train.py", "--env", "Acrobot-v1", "-params", "gamma:0.9", "--log-folder", "runs"]
+    where = dict(algo="ppo", env="Acrobot-v1", log_folder="runs")
+    assert _arguments_of([*command, "--verbose", "0", "-P"]) == _arguments_of(command) == (where, ["-params", "gamma:0.9"])
 
 
 def run_from_script(manager_class=ExperimentManager, **arguments):
     """:return: name of the folder of a training without a command line, which saves no agent and so stays unfinished"""
-    manager = manager_class(
-        argparse.Namespace(), "qa2c", "FrozenLake-v1", "logs", n_timesteps=80, seed=0, log_interval=-1, verbose=0, **arguments
-    )
+    arguments = dict(n_timesteps=80, seed=0, log_interval=-1, verbose=0) | arguments
+    manager = manager_class(argparse.Namespace(), "qa2c", "FrozenLake-v1", "logs", **arguments)
     model, _ = manager.setup_experiment()
     manager.learn(model)
     model.env.close()
     return Path(manager.save_path).name
 
 
-def test_the_trained_agent_tells_the_runs_of_a_script_apart(tmp_path, monkeypatch):
+def test_the_seed_and_the_trained_agent_tell_the_runs_of_a_script_apart(tmp_path, monkeypatch):
+    """They have the same command line."""
     monkeypatch.chdir(tmp_path)
     hyperparams = dict(callback="sb3_qac.resume.ExactCheckpointCallback")
     QA2C("MlpPolicy", "FrozenLake-v1", policy_kwargs=dict(optimizer_class=th.optim.RMSprop)).save("one.zip")
     shutil.copy("one.zip", "two.zip")
-    folders = [run_from_script(hyperparams=hyperparams, trained_agent=agent) for agent in 2 * ["", "one.zip", "two.zip"]]
-    assert folders == 2 * ["FrozenLake-v1_1", "FrozenLake-v1_2", "FrozenLake-v1_3"]
+    settings = [dict(seed=0), dict(seed=1), dict(trained_agent="one.zip"), dict(trained_agent="two.zip")]
+    # The second time each run is found again: without an agent of its own it is unfinished
+    folders = [run_from_script(hyperparams=hyperparams, **each) for each in 2 * settings]
+    assert folders == 2 * [f"FrozenLake-v1_{number}" for number in (1, 2, 3, 4)]
 
 
 class OwnManager(ExperimentManager):
@@ -428,17 +274,6 @@ class OwnManager(ExperimentManager):
 def test_a_manager_that_reads_hyperparameters_in_its_own_way_resumes_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [run_from_script(OwnManager) for _ in range(2)] == 2 * ["FrozenLake-v1_1"]
-
-
-def test_the_agent_of_an_earlier_ctrl_c_does_not_count_as_the_final_one(tmp_path, rl_zoo):
-    write_config(tmp_path, 1e-3)
-    train_from_config(rl_zoo, tmp_path)
-    path = tmp_path / "logs" / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip"
-    agent = QA2C.load(path)
-    agent.num_timesteps = 200
-    agent.save(path)
-    assert "Resuming from step 400" in train_from_config(rl_zoo, tmp_path)
-    assert QA2C.load(path).num_timesteps == 400
 
 
 def test_hyperparameters_from_python_with_a_callback_in_them_are_recognised(tmp_path, rl_zoo, monkeypatch):
@@ -485,20 +320,19 @@ def test_a_run_that_was_killed_before_its_agent_was_saved_is_unfinished(damage, 
     agent = tmp_path / "logs" / "qa2c" / "CartPole-v1_1" / "CartPole-v1.zip"
     trained = QA2C.load(agent).get_parameters()["policy"]
     damage(agent)
-    assert "Resuming from step 400" in train_from_config(rl_zoo, tmp_path)
+    assert "Resuming from step 200" in train_from_config(rl_zoo, tmp_path)
     saved = QA2C.load(agent)
-    assert saved.num_timesteps == 400 and all(map(th.equal, saved.policy.state_dict().values(), trained.values()))
+    assert saved.num_timesteps == 200 and all(map(th.equal, saved.policy.state_dict().values(), trained.values()))
     assert "CartPole-v1_2" in train_from_config(rl_zoo, tmp_path)
 
 
-@pytest.mark.parametrize("algo", ["qa2c", "a2c"])
-def test_the_agent_of_an_environment_with_a_point_in_its_name_is_found(algo, tmp_path, rl_zoo, monkeypatch):
+def test_the_agent_of_an_environment_with_a_point_in_its_name_is_found(tmp_path, rl_zoo, monkeypatch):
     """SB3 takes what follows the point for the suffix of the file."""
     (tmp_path / "module_of_my_own.py").write_text(
         "import gymnasium\n"
         "gymnasium.register('My.Own-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=500)\n"
     )
-    entry = {"policy": "MlpPolicy", "n_timesteps": 400, "callback": CHECKPOINTS}
+    algo, entry = "a2c", {"policy": "MlpPolicy", "n_timesteps": 200, "callback": CHECKPOINTS}
     (tmp_path / "config.yml").write_text(yaml.dump({"My.Own-v0": entry}))
     arguments = ["--algo", algo, "--env", "My.Own-v0", "--gym-packages", "module_of_my_own"]
     train = ("train", *arguments, "--conf-file", "config.yml", "--eval-freq", -1)
@@ -507,18 +341,6 @@ def test_the_agent_of_an_environment_with_a_point_in_its_name_is_found(algo, tmp
     assert "My.Own-v0_2\n" in rl_zoo(*train, cwd=tmp_path)
     assert (tmp_path / "logs" / algo / "My.Own-v0_2" / "My.Own-v0.zip").is_file()
     assert "Mean reward" in rl_zoo("enjoy", *arguments, "-f", "logs", "-n", 600, "--no-render", cwd=tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", ["qa2c", "qppo"])
-def test_one_optimisation_trial(algo, tmp_path):
-    train = ["-m", "rl_zoo3.train", "--algo", algo, "--env", "CartPole-v1"]
-    study = ["--storage", "study.log", "--study-name", "study"]
-    trials = ["-optimize", "--n-trials", 2, "--n-startup-trials", 1, "--n-evaluations", 1, "--no-optim-plots"]
-    python(*train, "-n", 400, *study, *trials, cwd=tmp_path)
-    # What was found trains: the stored trial is converted to arguments (RL Zoo takes number 0 for none)
-    printed = python(*train, "-n", 200, "--eval-freq", -1, *study, "--trial-id", 1, cwd=tmp_path)
-    assert "Loading from Optuna study" in printed and "max_grad_norm" in printed
 
 
 def test_train_without_the_hook(tmp_path):
@@ -563,62 +385,34 @@ def test_stock_a2c_takes_the_settings_it_is_compared_with(tmp_path, rl_zoo):
     assert "Saving to logs/a2c/PongNoFrameskip-v4_1" in printed
 
 
-def test_doctor_finds_a_healthy_installation(tmp_path):
-    findings = json.loads(python("-m", "sb3_qac", "doctor", "--json", cwd=tmp_path))
+def test_doctor_finds_a_healthy_installation(capsys):
+    assert main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
     assert [finding for finding in findings if not finding["ok"]] == []
     found = {finding["what"]: finding["found"] for finding in findings}
     assert all(algo in found["RL Zoo"] for algo in zoo.ALGORITHMS)
 
 
-def test_doctor_says_that_the_hook_is_switched_off(monkeypatch, capsys):
-    monkeypatch.setenv("SB3_QAC_ZOO_HOOK", "0")
-    assert main(["doctor"]) == 1
-    printed = capsys.readouterr().out
-    assert "[!!] hook: off" in printed
-    assert "[!!] RL Zoo: `python -m rl_zoo3.train` does not know qa2c" in printed
-    assert "-> `unset SB3_QAC_ZOO_HOOK`, or run RL Zoo as `python -m sb3_qac zoo train ...`." in printed
-
-
-FAKE_ZOO = {
-    "__init__.py": "",
-    "utils.py": "ALGOS = {}\n",
-    "hyperparams_opt.py": "HYPERPARAMS_SAMPLER, HYPERPARAMS_CONVERTER = {}, {}\n",
-    "exp_manager.py": "from rl_zoo3 import hyperparams_opt\nfrom rl_zoo3.utils import ALGOS\nclass ExperimentManager: pass\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("changed", "text", "reason"),
-    [
-        ("utils.py", "from types import MappingProxyType\nALGOS = MappingProxyType({})\n", "needs a dict `ALGOS` in"),
-        ("hyperparams_opt.py", "", "needs a dict `HYPERPARAMS_SAMPLER` in"),
-        ("exp_manager.py", None, "needs a parameter `algo` of `ExperimentManager`"),
-    ],
-)
-def test_doctor_says_why_the_hook_could_not_register(changed, text, reason, tmp_path, monkeypatch, capsys):
-    """In whichever of RL Zoo's modules: another version may lack a name in each of them."""
+def test_doctor_says_why_the_hook_could_not_register(tmp_path, monkeypatch, capsys):
     (tmp_path / "rl_zoo3").mkdir()
-    for name, content in {**FAKE_ZOO, changed: FAKE_ZOO[changed] if text is None else text}.items():
-        (tmp_path / "rl_zoo3" / name).write_text(content)
+    for name in ("__init__", "utils", "hyperparams_opt", "exp_manager"):
+        (tmp_path / "rl_zoo3" / f"{name}.py").write_text("")
+    (tmp_path / "rl_zoo3" / "exp_manager.py").write_text("import rl_zoo3.utils")
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 1
-    found, fix = re.search(r"^\[!!\] RL Zoo: (.*)\n     -> (.*)$", capsys.readouterr().out, re.MULTILINE).groups()
-    assert "does not know qa2c" in found or "cannot be imported" in found
-    assert "could not register" in fix and reason in fix and "Install a version that was tested" in fix
+    fix = re.search(r"^\[!!\] RL Zoo: .*\n     -> (.*)$", capsys.readouterr().out, re.MULTILINE)[1]
+    assert "could not register" in fix and "has no attribute 'ALGOS'" in fix
 
 
-@pytest.mark.parametrize("package", ["torch", "filelock"])
-def test_doctor_says_what_cannot_be_imported(package, tmp_path):
-    (tmp_path / f"{package}.py").write_text("raise ImportError(f'{__name__} is broken')")
-    run = subprocess.run([sys.executable, "-m", "sb3_qac", "doctor"], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 1 and "Traceback" not in run.stderr
-    assert re.search(rf"^\[!!\] RL Zoo: .*ImportError: {package} is broken$", run.stdout, re.MULTILINE)
+@pytest.fixture
+def quick_doctor(monkeypatch):
+    """Without the process that imports RL Zoo."""
+    monkeypatch.setattr(doctor, "_zoo_command", lambda: doctor.Finding("RL Zoo", True, ""))
 
 
-def test_doctor_names_versions_that_were_not_tested(monkeypatch, capsys):
+def test_doctor_names_versions_that_were_not_tested(quick_doctor, monkeypatch, capsys):
     version = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: {"rl_zoo3": "2.4.0", "torch": None}.get(name, version(name)))
-    monkeypatch.setattr(doctor, "TIMEOUT", 0.01)
     main(["doctor"])
     line, fix = re.search(r"^\[!!\] packages: (.*)\n     -> (.*)$", capsys.readouterr().out, re.MULTILINE).groups()
     assert "rl_zoo3 2.4.0 (needed: <2.10,>=2.9.2)" in line and "torch missing (needed: <3,>=2.13)" in line
@@ -626,36 +420,31 @@ def test_doctor_names_versions_that_were_not_tested(monkeypatch, capsys):
     assert "rl_zoo3<2.10,>=2.9.2" in fix and "torch<3,>=2.13" in fix
 
 
-def test_doctor_says_that_rl_zoo_does_not_answer(monkeypatch, capsys):
-    monkeypatch.setattr("sb3_qac.doctor.TIMEOUT", 0.01)
-    assert main(["doctor"]) == 1
-    assert "[!!] RL Zoo: `import rl_zoo3.exp_manager` takes more than 0.01 seconds\n     -> Run " in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("builds", "finding"),
     [
         (["opencv-contrib-python"], "[ok] OpenCV: opencv-contrib-python\n"),
-        (
-            ["opencv-python-headless", "opencv-contrib-python"],
-            "[!!] OpenCV: opencv-python-headless and opencv-contrib-python\n",
-        ),
-        ([], "[!!] OpenCV: missing\n"),
+        (["opencv-python", "opencv-python-headless"], "[!!] OpenCV: opencv-python and opencv-python-headless\n"),
     ],
 )
-def test_doctor_knows_all_builds_of_opencv(builds, finding, monkeypatch, capsys):
+def test_doctor_knows_all_builds_of_opencv(builds, finding, quick_doctor, monkeypatch, capsys):
     version = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: name in builds if name.startswith("opencv") else version(name))
-    monkeypatch.setattr(doctor, "TIMEOUT", 0.01)
     main(["doctor"])
     assert finding in capsys.readouterr().out
 
 
-def test_doctor_says_that_the_hook_is_missing(monkeypatch, capsys):
+def test_doctor_says_that_the_hook_is_switched_off(quick_doctor, monkeypatch, capsys):
+    monkeypatch.setenv("SB3_QAC_ZOO_HOOK", "0")
+    assert main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "[!!] hook: off" in printed
+    assert "-> `unset SB3_QAC_ZOO_HOOK`, or run RL Zoo as `python -m sb3_qac zoo train ...`." in printed
+
+
+def test_doctor_says_that_the_hook_is_missing(quick_doctor, monkeypatch, capsys):
     monkeypatch.setattr("sb3_qac.doctor.HOOK", "no_such_module")
     assert main(["doctor"]) == 1
-    # It is not on PyPI
-    assert "sb3_qac" not in doctor.REINSTALL and " ." in doctor.REINSTALL
     assert "no_such_module.py is not installed" in capsys.readouterr().out
 
 
@@ -690,15 +479,6 @@ def test_a_name_that_another_algorithm_has_is_left_to_it_with_a_warning():
     assert utils.ALGOS == {**zoo.ALGORITHMS, "reinforce": dict}
     assert hyperparams_opt.HYPERPARAMS_SAMPLER["reinforce"] is sampler
     assert set(hyperparams_opt.HYPERPARAMS_SAMPLER) == set(search_space.SAMPLERS)
-
-
-def test_a_name_that_is_taken_is_no_error_where_warnings_are_errors(capsys):
-    modules = fake_zoo()
-    modules["rl_zoo3.utils"].ALGOS["reinforce"] = dict
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        zoo.register_in(modules["rl_zoo3.utils"])
-    assert "knows 'reinforce' already" in capsys.readouterr().err
 
 
 def test_an_algorithm_of_the_user_s_with_our_name_gets_no_search_space_of_ours(monkeypatch):
@@ -744,47 +524,6 @@ def fake_zoo():
     return modules
 
 
-@pytest.mark.parametrize(
-    ("module", "spoil", "message"),
-    [
-        ("utils", lambda utils: setattr(utils, "ALGOS", ()), "a dict `ALGOS` in rl_zoo3.utils"),
-        ("hyperparams_opt", lambda opt: delattr(opt, "HYPERPARAMS_SAMPLER"), "a dict `HYPERPARAMS_SAMPLER`"),
-        ("hyperparams_opt", lambda opt: delattr(opt, "HYPERPARAMS_CONVERTER"), "a dict `HYPERPARAMS_CONVERTER`"),
-        ("exp_manager", lambda module: delattr(module, "ExperimentManager"), "a class `ExperimentManager`"),
-        (
-            "exp_manager",
-            lambda module: setattr(module.ExperimentManager, "__init__", lambda self, args, config=None: None),
-            "a parameter `algo`",
-        ),
-        (
-            "exp_manager",
-            lambda module: setattr(module.ExperimentManager, "__init__", lambda self, args, algo: None),
-            "a parameter `config`",
-        ),
-        ("exp_manager", lambda module: delattr(module.ExperimentManager, "read_hyperparameters"), "`read_hyperparameters`"),
-        ("exp_manager", lambda module: delattr(module.ExperimentManager, "create_log_folder"), "`create_log_folder`"),
-        ("exp_manager", lambda module: delattr(module.ExperimentManager, "save_trained_model"), "`save_trained_model`"),
-    ],
-)
-def test_another_rl_zoo_is_refused_with_the_assumption_that_does_not_hold(module, spoil, message, monkeypatch):
-    monkeypatch.setattr("sb3_qac.common.checks.version", lambda package: f"99 of {package}")
-    for fake in fake_zoo().values():
-        zoo.register_in(fake)
-    modules = fake_zoo()
-    spoil(modules[f"rl_zoo3.{module}"])
-    with pytest.raises(RuntimeError, match=rf"rl_zoo3 99 of rl_zoo3 is installed.*{message}.*rl_zoo3>=2.9.2,<2.10.*HOOK=0"):
-        zoo.register_in(modules[f"rl_zoo3.{module}"])
-
-
-def test_zoo_command_ends_with_the_reason_where_nothing_can_be_registered(monkeypatch):
-    import rl_zoo3.exp_manager
-
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.delattr(rl_zoo3.exp_manager.ExperimentManager, "create_log_folder")
-    with pytest.raises(SystemExit, match=r"zoo: rl_zoo3 2.*create_log_folder"):
-        main(["zoo", "train", *ARGUMENTS])
-
-
 def entries(algo):
     """:return: environments with settings of their own, each with its number of steps"""
     presets = yaml.safe_load(zoo.presets(algo).read_text())
@@ -795,7 +534,7 @@ def entries(algo):
 
 # With one environment the rollout is smaller than the minibatch of QPPO and PPO, and REINFORCE has no number of steps
 @pytest.mark.filterwarnings(
-    "ignore:`batch_size` is", "ignore:You have specified a mini-batch size", "ignore:`learn` ends after 1 steps"
+    "ignore:`batch_size` is", "ignore:You have specified a mini-batch size", "ignore:`learn` ends without an update"
 )
 @pytest.mark.parametrize(
     ("algo", "env_id", "n_timesteps"), [entry for algo in (*zoo.ALGORITHMS, "a2c", "ppo") for entry in entries(algo)]
@@ -815,21 +554,22 @@ def test_every_preset_makes_a_model(algo, env_id, n_timesteps, tmp_path):
     model.env.close()
 
 
-@pytest.mark.parametrize("algo", ["qa2c", "qppo", "reinforce", "a2c"])
 @pytest.mark.parametrize(
-    ("space", "given", "policy"),
+    ("algo", "space", "given", "policy"),
     [
-        ("vectors", {}, "MlpPolicy"),
-        ("dictionaries", {}, "MultiInputPolicy"),
-        ("images", {}, "CnnPolicy"),
-        ("small images", {}, "MlpPolicy"),
+        ("qa2c", "vectors", {}, "MlpPolicy"),
+        ("qppo", "dictionaries", {}, "MultiInputPolicy"),
+        ("reinforce", "images", {}, "CnnPolicy"),
+        ("qa2c", "small images", {}, "MlpPolicy"),
+        # As RL Zoo has it
+        ("a2c", "images", {}, "MlpPolicy"),
         # What is asked for stays
-        ("images", {"policy": "MlpPolicy"}, "MlpPolicy"),
-        ("images", {"policy_kwargs": "dict(features_extractor_class=SharedMlp, net_arch=[])"}, "MlpPolicy"),
-        ("images", {"normalize": True}, "MlpPolicy"),
-        ("images", {"env_wrapper": "gymnasium.wrappers.FlattenObservation"}, "MlpPolicy"),
-        ("dictionaries", {"env_wrapper": "gymnasium.wrappers.FlattenObservation"}, "MlpPolicy"),
+        ("qa2c", "images", {"policy": "MlpPolicy"}, "MlpPolicy"),
+        ("qa2c", "images", {"policy_kwargs": "dict(features_extractor_class=SharedMlp, net_arch=[])"}, "MlpPolicy"),
+        ("qppo", "images", {"normalize": True}, "MlpPolicy"),
+        ("qppo", "dictionaries", {"env_wrapper": "gymnasium.wrappers.FlattenObservation"}, "MlpPolicy"),
         (
+            "qa2c",
             "dictionaries",
             {"vec_env_wrapper": {"stable_baselines3.common.vec_env.VecExtractDictObs": {"key": "a"}}},
             "MlpPolicy",
@@ -844,9 +584,6 @@ def test_the_policy_of_the_default_preset_follows_from_the_observations(
         argparse.Namespace(), algo, "Mine-v0", str(tmp_path), eval_freq=-1, hyperparams=given, verbose=0, seed=0
     )
     hyperparams, saved = manager.read_hyperparameters()
-    if algo == "a2c":
-        # As RL Zoo has it
-        policy = "MlpPolicy"
     assert hyperparams["policy"] == saved["policy"] == policy
     line = f"{algo} has {policy} on Mine-v0 instead of the MlpPolicy of the preset `default`, because its observations are"
     assert (line in capsys.readouterr().out) == (policy != "MlpPolicy")
@@ -864,19 +601,13 @@ def test_the_policy_of_an_entry_for_an_environment_stays(tmp_path, monkeypatch):
     assert manager.read_hyperparameters()[0]["policy"] == "MlpPolicy"
 
 
-def test_samples_of_reinforces_search_space_are_arguments_of_the_algorithm():
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    for _ in range(20):
-        sampled = search_space.sample_reinforce_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
-        REINFORCE("MlpPolicy", "CartPole-v1", **sampled)
-
-
 @pytest.mark.filterwarnings("ignore:`batch_size` is")
-def test_samples_of_qppos_search_space_are_arguments_of_the_algorithm():
+@pytest.mark.parametrize("algo", search_space.SAMPLERS)
+def test_samples_of_a_search_space_are_arguments_of_the_algorithm(algo):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    for _ in range(20):
-        sampled = search_space.sample_qppo_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
-        QPPO("MlpPolicy", "CartPole-v1", **sampled)
+    for _ in range(10):
+        sampled = search_space.SAMPLERS[algo](study.ask(), n_actions=0, n_envs=8, additional_args={})
+        zoo.ALGORITHMS[algo]("MlpPolicy", "CartPole-v1", **sampled)
 
 
 def as_sampled(preset, names):
@@ -897,7 +628,7 @@ def as_sampled(preset, names):
     return found
 
 
-SEARCHED = [(algo, "default") for algo in search_space.SAMPLERS]
+SEARCHED = [("qa2c", "default"), ("reinforce", "default")]
 SEARCHED += [("qppo", entry) for entry in yaml.safe_load(zoo.presets("qppo").read_text())]
 
 
@@ -937,74 +668,16 @@ def test_presets_are_there_for_all_environments_that_the_readme_names():
     assert PRESETS["PongNoFrameskip-v4"]["n_timesteps"] == 15_000_000
 
 
-def test_pong_evaluations_start_with_new_games():
-    """With SB3's life-loss wrapper a reset in the middle of a game is no reset; Pong, without lives, does without it."""
-    from rl_zoo3.utils import get_wrapper_class
-
-    env = get_wrapper_class(dict(PRESETS["PongNoFrameskip-v4"]))(gym.make("PongNoFrameskip-v4"))
-    env.reset(seed=0)
-    for _ in range(100):
-        env.step(env.action_space.sample())
-    env.reset()
-    # 30 no-ops, and 4 frames each for FIRE and for the action after it
-    assert env.unwrapped.ale.getEpisodeFrameNumber() <= 30 + 4 + 4
-
-
-def test_samples_of_the_search_space_are_arguments_of_the_algorithm():
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    for _ in range(20):
-        sampled = search_space.sample_qa2c_params(study.ask(), n_actions=0, n_envs=8, additional_args={})
-        QA2C("MlpPolicy", "CartPole-v1", **sampled)
-
-
-def test_misspelt_environment_is_answered_with_the_closest(tmp_path, rl_zoo):
-    with pytest.raises(ValueError, match=r"PongNoFramskip-v4 not found.* PongNoFrameskip-v4"):
-        rl_zoo("train", "--algo", "qa2c", "--env", "PongNoFramskip-v4", cwd=tmp_path)
-
-
-def test_missing_presets_for_atari_games_are_named(tmp_path, rl_zoo):
-    with pytest.raises(ValueError, match=r"reinforce-PongNoFrameskip-v4 in .*reinforce.yml.*`atari`.*--conf-file"):
-        rl_zoo("train", "--algo", "reinforce", "--env", "PongNoFrameskip-v4", cwd=tmp_path)
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, rl_zoo):
-    (tmp_path / "logs").touch()
-    with pytest.raises(ValueError, match=r"^logs/qa2c/CartPole-v1_1/CartPole-v1 cannot be made a folder .*Name another one"):
-        rl_zoo("train", *ARGUMENTS, "-n", 100, "--eval-freq", -1, cwd=tmp_path)
-
-
-@pytest.mark.slow
-def test_cartpole_through_the_zoo_is_solved_within_80_000_steps(tmp_path, rl_zoo, monkeypatch):
-    """The preset, on one fixed seed; 475 is gymnasium's mark of solved, an untrained policy gets some 20."""
-
-    class UntilSolved(EvalCallback):
-        """Nothing is asked of the training after that."""
-
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, callback_after_eval=StopTrainingOnRewardThreshold(475), **kwargs)
-
-    monkeypatch.setattr("rl_zoo3.exp_manager.EvalCallback", UntilSolved)
-    evaluate = ["--eval-freq", 40_000, "--eval-episodes", 10, "--n-eval-envs", 5, "--num-threads", 1]
-    rl_zoo("train", *ARGUMENTS, "-n", 80_000, "--seed", 0, *evaluate, cwd=tmp_path)
-    evaluations = np.load(tmp_path / "logs" / "qa2c" / "CartPole-v1_1" / "evaluations.npz")
-    assert evaluations["results"].mean(axis=1).max() >= 475
-
-
-@pytest.mark.parametrize("record", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_native_environments_are_one_key_away(record, tmp_path, rl_zoo, monkeypatch):
-    """For training and for evaluation; and the agent plays in SB3's environments, to be looked at."""
+def test_native_environments_are_one_key_away(tmp_path, rl_zoo):
+    """For training and for evaluation."""
     native = "vec_env_wrapper:'sb3_qac.common.env_util.to_ale_vec_env'"
     pong = ["--algo", "qa2c", "--env", "PongNoFrameskip-v4"]
-    train = [*pong, "-n", 400, "--eval-freq", 400, "--eval-episodes", 1, "-params", native, "n_envs:2", "--seed", 0]
+    limit = "env_kwargs:dict(max_num_frames_per_episode=400)"
+    train = [*pong, "-n", 40, "--eval-freq", 40, "--eval-episodes", 1, "-params", native, limit, "n_envs:2", "--seed", 0]
     rl_zoo("train", *train, cwd=tmp_path)
     run = tmp_path / "logs" / "qa2c" / "PongNoFrameskip-v4_1"
-    assert -21 <= np.load(run / "evaluations.npz")["results"][0, 0] <= -10
+    assert -21 <= np.load(run / "evaluations.npz")["results"][0, 0] <= 0
     assert len(list(run.glob("*.monitor.csv"))) == 2
-    if not record:
-        return
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    rl_zoo("record_video", *pong, "-f", "logs", "-n", 10, cwd=tmp_path)
-    assert list(run.rglob("*.mp4"))
 
 
 def test_presets_without_a_name_are_all_files_there_are(capsys):

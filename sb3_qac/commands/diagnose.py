@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from sb3_qac.study.diagnosis import diagnose_run
     from sb3_qac.study.diagnosis_tables import diagnosis_tables
 
-    results, failure = {}, None
+    results = {}
     try:
         for folder in args.folders:
             result = diagnose_run(folder, args.rollouts, args.points, args.threads, args.states, args.repeats)
@@ -64,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError, ImportError, gym.error.Error) as error:
-        failure = f"diagnose: {error}"
+        sys.exit(f"diagnose: {error}")
     if args.json:
         print(to_json(results))
-    if failure is not None:
-        sys.exit(failure)
     return 0

@@ -104,11 +104,10 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code, 1 if a run failed
     """
-    from sb3_qac.common.threads import limit_spinning
+    from sb3_qac.common.process import keep_freed_memory, limit_spinning
 
     # Before PyTorch is imported
     limit_spinning()
-    from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
     from sb3_qac.study.grid import check_ray_address, resume_hint, run_study
 

@@ -35,10 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     # Set first, because registering looks in it for the run of Weights & Biases to resume
     sys.argv = [f"rl_zoo3.{args.zoo_command}", *args.arguments]
-    try:
-        register()
-    except RuntimeError as error:
-        sys.exit(f"zoo: {error}")
+    register()
     if args.zoo_command == "push_to_hub":
         repair_push_to_hub()
     runpy.run_module(f"rl_zoo3.{args.zoo_command}", run_name="__main__", alter_sys=True)

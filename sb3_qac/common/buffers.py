@@ -28,6 +28,7 @@ class AllActionRolloutBuffer(RolloutBuffer):
     """
 
     action_space: spaces.Discrete
+    get: Callable[..., Generator[AllActionSamples, None, None]]  # type: ignore[assignment]
     # Returns the next two
     evaluate_rollout: Callable[[], tuple[th.Tensor, th.Tensor]]
     # Shape (buffer_size, n_envs, n_actions) each, also after the update
@@ -46,15 +47,6 @@ class AllActionRolloutBuffer(RolloutBuffer):
         super().compute_returns_and_advantage(last_values, dones)
         self.q_values, self.all_log_probs = self.evaluate_rollout()
 
-    def get(self, batch_size: int | None = None) -> Generator[AllActionSamples, None, None]:  # type: ignore[override]
-        for samples in super().get(batch_size):
-            if not isinstance(samples, AllActionSamples):
-                raise ValueError(
-                    f"The minibatches of {type(self).__bases__[-1]} do not come from its `_get_samples`, as SB3's do, so they "
-                    "lack the log probabilities of all actions. Let its `get` yield what `_get_samples` returns."
-                )
-            yield samples
-
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> AllActionSamples:  # type: ignore[override]
         # In minibatches SB3 has the steps of one environment after those of the other
         steps, envs = batch_inds % self.buffer_size, batch_inds // self.buffer_size
@@ -70,9 +62,7 @@ def with_all_actions(buffer_class: type[RolloutBuffer]) -> type[AllActionRollout
     """
     if not (isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer)):
         raise ValueError(f"`rollout_buffer_class` must be a subclass of SB3's `RolloutBuffer`, but {buffer_class} was given.")
-    if issubclass(buffer_class, AllActionRolloutBuffer):
-        return buffer_class
-    if buffer_class is RolloutBuffer:
+    if issubclass(AllActionRolloutBuffer, buffer_class):
         return AllActionRolloutBuffer
     return type(f"AllAction{buffer_class.__name__}", (AllActionRolloutBuffer, buffer_class), {})
 

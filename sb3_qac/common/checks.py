@@ -1,12 +1,11 @@
 """
 Checks of arguments: each raises a ``ValueError`` that names the argument (``name``), the value given, what is allowed, and
-what to do. Also checks of the internals of other packages that this package relies on.
+what to do.
 """
 
 import math
 import numbers
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -29,15 +28,9 @@ def check_action_space(action_space: spaces.Space) -> None:
     if isinstance(action_space, spaces.Discrete):
         check_actions_from_zero(action_space)
         return
-    several = "Use A2C or PPO of stable_baselines3, or enumerate the combinations in one `Discrete` space."
-    instead = {
-        spaces.Box: "For continuous actions use PPO or SAC of stable_baselines3.",
-        spaces.MultiDiscrete: several,
-        spaces.MultiBinary: several,
-    }
     raise ValueError(
         "The critic has one value per action, so the action space must be `gymnasium.spaces.Discrete`, "
-        f"but {action_space} was given. " + instead.get(type(action_space), "Wrap the environment to make it `Discrete`.")
+        f"but {action_space} was given. Use A2C or PPO of stable_baselines3, or wrap the environment to make it `Discrete`."
     )
 
 
@@ -46,18 +39,14 @@ def check_observation_space(observation_space: spaces.Space, dict_policy: bool) 
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
     for part in parts:
         is_known = isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
-        if not is_known or (isinstance(part, spaces.Box) and part.shape == ()):
+        is_number = isinstance(part, spaces.Box) and part.shape == ()
+        # SB3 makes one-hot vectors of discrete ones, and would fail at the first observation that is too large
+        is_grid = isinstance(part, spaces.MultiDiscrete) and part.nvec.ndim > 1
+        if not is_known or is_number or is_grid or np.any(getattr(part, "start", 0)):
             raise ValueError(
-                f"The observation space {part} is not supported: it must be Box with at least one dimension, Discrete, "
-                "MultiDiscrete, MultiBinary or a Dict of those. Wrap the environment, for instance with "
-                "`gymnasium.wrappers.FlattenObservation`."
-            )
-        # SB3 makes one-hot vectors of them, and would fail at the first observation that is too large
-        if np.any(getattr(part, "start", 0)) or (isinstance(part, spaces.MultiDiscrete) and part.nvec.ndim > 1):
-            raise ValueError(
-                f"The observation space {part} is not supported: Discrete and MultiDiscrete observations must be counted from "
-                "0, and have at most one dimension. Wrap the environment, for instance with "
-                "`gymnasium.wrappers.FlattenObservation`."
+                f"The observation space {part} is not supported: it must be Box with at least one dimension, Discrete or "
+                "MultiDiscrete (counted from 0, with at most one dimension), MultiBinary or a Dict of those. Wrap the "
+                "environment, for instance with `gymnasium.wrappers.FlattenObservation`."
             )
     if dict_policy and not isinstance(observation_space, spaces.Dict):
         raise ValueError(
@@ -146,15 +135,3 @@ def check_finite(terms: dict[str, float]) -> None:
             "Lower `learning_rate`, or normalize observations and rewards (`VecNormalize`); to see whether "
             "the environment sends NaN or infinity, wrap it with `VecCheckNan(env, raise_exception=True)`."
         )
-
-
-def check_package(package: str, holds: bool, assumption: str, remedy: str) -> None:
-    """
-    :param package: Name of an installed package
-    :param holds: Whether the assumption holds
-    :param assumption: What this package assumes of it, for the message
-    :param remedy: What to do if it does not hold
-    :raises RuntimeError: if the assumption does not hold
-    """
-    if not holds:
-        raise RuntimeError(f"{package} {version(package)} is installed, but sb3_qac needs {assumption}. {remedy}")

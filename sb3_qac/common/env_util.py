@@ -85,22 +85,24 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
         raise ValueError(f"Only a DummyVecEnv of environments in an `AtariWrapper` can be replaced, but {env} was given.")
     if env.render_mode is not None:
         return env
-    for each in env.envs:
-        _check_replaceable(each)
-    settings, *others = (
-        {"env_id": each.spec.id, "env_kwargs": _env_kwargs(each), **_atari_wrapper_settings(each)}  # type: ignore[union-attr]
-        for each in env.envs
-    )
+    settings, *others = map(_settings_of, env.envs)
     for other in others:
         if other != settings:
             raise ValueError(f"The environments of an AleVecEnv are alike, but {settings} and {other} were given.")
+    if lost := _lost_of(env.envs[0]):
+        raise ValueError(
+            f"AleVecEnv would leave out {', '.join(lost)} of {settings['env_id']}. "
+            "Use SB3's environments, without `to_ale_vec_env`, or do without these."
+        )
     # A reset has used the seed, but the game knows it
     seed = env.envs[0].unwrapped._np_random_seed if env._seeds[0] is None else env._seeds[0]
-    n_envs, monitor_dir = env.num_envs, _monitor_dir(env.envs[0])
+    monitor: Any = unwrap_wrapper(env.envs[0], Monitor)
+    is_written = monitor is not None and monitor.results_writer is not None
+    monitor_dir = os.path.dirname(monitor.results_writer.file_handler.name) if is_written else None
     env.close()
     return make_ale_vec_env(
         settings.pop("env_id"),
-        n_envs,
+        env.num_envs,
         seed,
         monitor_dir=monitor_dir,
         env_kwargs=settings.pop("env_kwargs"),
@@ -109,48 +111,24 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
     )
 
 
-def _check_replaceable(env: gym.Env) -> None:
+def _settings_of(env: gym.Env) -> dict[str, Any]:
     """
     :param env: Environment in an ``AtariWrapper``
-    :raises ValueError: if it has arguments or further wrappers that an ``AleVecEnv`` would not have
-    """
-    assert env.spec is not None
-    game_arguments(spec_of(env.spec.id, _env_kwargs(env)))
-    # A subclass may do something else
-    lost = [type(layer).__name__ for layer in wrappers_of(env) if type(layer) not in ATARI_WRAPPERS]
-    screen: Any = unwrap_wrapper(env, WarpFrame)
-    if screen.width != screen.height:
-        lost.append(f"the shape {screen.width} x {screen.height} of the images, which would be square,")
-    lost += _lost_of_monitor(env)
-    if lost:
-        raise ValueError(
-            f"AleVecEnv would leave out {', '.join(lost)} of {env.spec.id}. "
-            "Use SB3's environments, without `to_ale_vec_env`, or do without these."
-        )
-
-
-def _env_kwargs(env: gym.Env) -> dict[str, Any]:
-    """
-    :param env: Environment from ``gym.make``, perhaps in wrappers
-    :return: The arguments that it was made with and that its ID alone does not give, without the render mode
+    :return: Its ID, the arguments of the game that the ID alone does not give, those that the wrapper was made with, and
+        whether FIRE is pressed
     """
     assert env.spec is not None
     own, given = gym.spec(env.spec.id).kwargs, env.spec.kwargs
-    return {name: given[name] for name in given if name != "render_mode" and (name not in own or own[name] != given[name])}
-
-
-def _atari_wrapper_settings(env: gym.Env) -> dict[str, Any]:
-    """
-    :param env: Environment in an ``AtariWrapper``
-    :return: The arguments that the wrapper was made with, and whether FIRE is pressed (``fire_reset``)
-    """
     settings: dict[str, Any] = dict(
+        env_id=env.spec.id,
+        env_kwargs={k: v for k, v in given.items() if k != "render_mode" and (k not in own or own[k] != v)},
         fire_reset=is_wrapped(env, FireResetEnv),
         terminal_on_life_loss=is_wrapped(env, EpisodicLifeEnv),
         clip_reward=is_wrapped(env, ClipRewardEnv),
         noop_max=0,
         frame_skip=1,
     )
+    game_arguments(spec_of(env.spec.id, settings["env_kwargs"]))
     for name, wrapper_class, attribute in (
         ("noop_max", NoopResetEnv, "noop_max"),
         ("frame_skip", MaxAndSkipEnv, "_skip"),
@@ -163,29 +141,23 @@ def _atari_wrapper_settings(env: gym.Env) -> dict[str, Any]:
     return settings
 
 
-def _lost_of_monitor(env: gym.Env) -> list[str]:
+def _lost_of(env: gym.Env) -> list[str]:
     """
-    :param env: Environment, perhaps in a ``Monitor``
-    :return: arguments of the monitor that an ``AleVecEnv`` does not have
+    :param env: Environment in an ``AtariWrapper``
+    :return: What an ``AleVecEnv`` would not do: wrappers, and arguments of ``WarpFrame`` and ``Monitor``
     """
+    # A subclass may do something else
+    lost = [type(layer).__name__ for layer in wrappers_of(env) if type(layer) not in ATARI_WRAPPERS]
+    screen: Any = unwrap_wrapper(env, WarpFrame)
+    if screen.width != screen.height:
+        lost.append(f"the shape {screen.width} x {screen.height} of the images, which would be square,")
     monitor: Any = unwrap_wrapper(env, Monitor)
     if monitor is None:
-        return []
-    lost = [f"{name}={value!r}" for name in ("info_keywords", "reset_keywords") if (value := getattr(monitor, name))]
-    lost += [] if monitor.allow_early_resets else ["allow_early_resets=False"]
+        return lost
+    lost += [f"{name}={value!r}" for name in ("info_keywords", "reset_keywords") if (value := getattr(monitor, name))]
     if any(isinstance(layer, MaxAndSkipEnv | EpisodicLifeEnv | ClipRewardEnv) for layer in wrappers_of(monitor.env)):
         # Its rows have clipped returns of single lives
         lost.append("the Monitor around AtariWrapper, instead of inside it,")
-    appends = monitor.results_writer is not None and monitor.results_writer.file_handler.mode.startswith("a")
-    return lost + (["override_existing=False"] if appends else [])
-
-
-def _monitor_dir(env: gym.Env) -> str | None:
-    """
-    :param env: Environment in a ``Monitor``
-    :return: The folder that the monitor writes to, if any
-    """
-    monitor = unwrap_wrapper(env, Monitor)
-    if monitor is None or monitor.results_writer is None:  # type: ignore[attr-defined]
-        return None
-    return os.path.dirname(monitor.results_writer.file_handler.name)  # type: ignore[attr-defined]
+    if monitor.results_writer is not None and monitor.results_writer.file_handler.mode.startswith("a"):
+        lost.append("override_existing=False")
+    return lost

@@ -8,29 +8,25 @@ random numbers of the environment and of the policy, so that luck cancels in the
 
 import copy
 import math
-import random
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_integer
+from sb3_qac.common.random_state import find_generators, generators_at
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
-from sb3_qac.resume.state import ObjectState, find_class, get_state, kind_of, set_state
+from sb3_qac.resume.state import get_state, set_state
 
 # Rewards that count less than this are left out, and in any case those after so many steps
 SMALLEST_WEIGHT, LONGEST_HORIZON = 0.01, 1000
 # States are taken after a random number of steps below the horizon, or below this where that is shorter
 SHORTEST_WALK = 100
 N_BOOTSTRAP = 1000
-GENERATOR, RANDOM_STATE, PYTHON_RANDOM, TORCH_GENERATOR = map(
-    kind_of, (np.random.default_rng(), np.random.RandomState(), random.Random(), th.Generator())
-)
 
 
 class Branches(NamedTuple):
@@ -48,7 +44,7 @@ class Branches(NamedTuple):
 def play_all_actions(model: QA2C | QPPO, n_states: int, n_repeats: int, seed: int = 0) -> Branches:
     """
     Play every action from states that the policy visits. Rewards are those of the training, so they may be clipped or
-    normalised. A return ends with its episode or after a horizon. Nothing is bootstrapped.
+    normalized. A return ends with its episode or after a horizon. Nothing is bootstrapped.
 
     :param model: Model with environments whose state can be taken
     :param n_states: Number of states, rounded up to a multiple of the number of environments
@@ -115,63 +111,23 @@ def return_of(model: QA2C | QPPO, env: VecEnv, action: int, horizon: int) -> np.
     return returns
 
 
-def with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
-    """
-    :param state: Result of ``get_state``
-    :param rng: Generator of seeds; the same one gives the same state
-    :return: a copy of the state in which every random generator starts from a new seed
-    """
-    # As a whole: several attributes may refer to the same list
-    return _with_new_randomness(copy.deepcopy(state), rng)
-
-
-def _with_new_randomness(state: Any, rng: np.random.Generator) -> Any:
-    if isinstance(state, list) and state and isinstance(state[0], ObjectState):
-        return [_with_new_randomness(item, rng) for item in state]
-    if isinstance(state, dict) and any(isinstance(item, ObjectState) for item in state.values()):
-        return {name: _with_new_randomness(item, rng) for name, item in state.items()}
-    if not isinstance(state, ObjectState):
-        return state
-    seed = int(rng.integers(2**31))
-    if state.kind == GENERATOR:
-        return ObjectState(state.kind, {"state": _seeded_as(state.values["state"], seed)})
-    if state.kind == RANDOM_STATE:
-        return ObjectState(state.kind, {"state": np.random.RandomState(seed).get_state()})
-    if state.kind == PYTHON_RANDOM:
-        return ObjectState(state.kind, {"state": random.Random(seed).getstate()})
-    if state.kind == TORCH_GENERATOR:
-        return ObjectState(state.kind, {"state": th.Generator().manual_seed(seed).get_state()})
-    kind = find_class(state.kind)
-    if isinstance(kind, type) and issubclass(kind, spaces.Space):
-        return ObjectState(state.kind, _space_with_new_randomness(state.values, np.random.default_rng(seed)))
-    return ObjectState(state.kind, {name: _with_new_randomness(value, rng) for name, value in state.values.items()})
-
-
-def _seeded_as(state: Any, seed: int) -> Any:
-    """
-    :param state: State of one of NumPy's bit generators
-    :param seed: Seed
-    :return: state of a generator of its kind that starts from the seed
-    """
-    return getattr(np.random, state["bit_generator"])(seed).state
-
-
-def _space_with_new_randomness(values: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    generator, seed = values["generator"], int(rng.integers(2**31))
-    return {
-        "generator": None if generator is None else _seeded_as(generator, seed),
-        "parts": [_space_with_new_randomness(part, rng) for part in values["parts"]],
-    }
-
-
 def set_with_new_randomness(env: VecEnv, state: Any, rng: np.random.Generator) -> None:
     """
     :param env: Environments
-    :param state: Their state. A copy is set, and in it every random generator starts from a new seed
-    :param rng: Generator of seeds; the same one gives the same state
+    :param state: Their state. A copy is set, and then every random generator starts from a new seed
+    :param rng: Generator of seeds; the same one gives the same game
     """
-    set_state(env, with_new_randomness(state, rng), "the environment")
+    # As a whole: several attributes may refer to the same list
+    set_state(env, copy.deepcopy(state), "the environment")
     for single in getattr(env.unwrapped, "envs", []):
+        for generator in generators_at(find_generators(single)):
+            seed = int(rng.integers(2**31))
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = type(generator.bit_generator)(seed).state
+            elif isinstance(generator, th.Generator):
+                generator.manual_seed(seed)
+            else:
+                generator.seed(seed)
         atari: Any = single.unwrapped
         if hasattr(atari, "ale") and atari.ale.getFloat("repeat_action_probability") > 0:
             # The emulator draws sticky actions itself, and takes a seed only with a new game. A new game also begins without a
@@ -205,9 +161,10 @@ def judge_branches(branches: Branches) -> dict[str, float]:
     first, second = np.array(list(combinations(range(n_actions), 2)), dtype=int).reshape(-1, 2).T
     improbable = branches.probs < 0.5 / n_actions
     masks = {"": np.ones((n_states, len(first)), dtype=bool), "_improbable": improbable[:, first] | improbable[:, second]}
+    halves = np.array_split(branches.returns, [n_repeats // 2])
     claimed, found, one_half, other_half = (
         values[:, first] - values[:, second]
-        for values in (branches.q_values, *(branches.returns[repeats].mean(axis=0) for repeats in _halves_of(n_repeats)))
+        for values in (branches.q_values, *(returns.mean(axis=0) for returns in (branches.returns, *halves)))
     )
     products = {
         "pairs": np.ones_like(claimed),
@@ -231,11 +188,6 @@ def judge_branches(branches: Branches) -> dict[str, float]:
                     result[f"{name}{suffix}"] = float(samples[0])
                     result[f"{name}{suffix}_error"] = float(np.std(samples[1:]))
     return result
-
-
-def _halves_of(n_repeats: int) -> tuple[slice, slice, slice]:
-    """:return: all repeats, and two halves of them"""
-    return slice(None), slice(0, n_repeats // 2), slice(n_repeats // 2, n_repeats)
 
 
 def _figures(sums: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -138,10 +138,8 @@ class GradientMoments:
         """
         sums = {name: th.stack([th.as_tensor(block) for block in blocks]) for name, blocks in self.sums.items()}
         # Products of the sums of any two blocks, shape (n_blocks, n_blocks)
-        with_itself, with_reference = (
-            {name: (blocks @ other(name).T).double().numpy(force=True) for name, blocks in sums.items()}
-            for other in (sums.__getitem__, lambda _: sums[self.names[0]])
-        )
+        with_itself = {name: (x @ x.T).double().numpy(force=True) for name, x in sums.items()}
+        with_reference = {name: (x @ sums[self.names[0]].T).double().numpy(force=True) for name, x in sums.items()}
         summary = {}
         for name in self.names:
             figures = self._figures(name, with_itself, with_reference, np.ones(self.n_blocks))

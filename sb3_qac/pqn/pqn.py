@@ -2,12 +2,9 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, Schedule
 from stable_baselines3.common.utils import LinearSchedule, explained_variance
-from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
 from sb3_qac.common.checks import (
@@ -159,25 +156,12 @@ class PQN(ScheduledOnPolicyAlgorithm):
             seed=seed,
             device=device,
             _init_setup_model=_init_setup_model,
-            supported_action_spaces=(spaces.Discrete,),
         )
 
-    @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-        # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do, and its error for
-        # dict observations names a policy that PQN does not have
-        check_action_space(wrapped.action_space)
-        check_observation_space(wrapped.observation_space, dict_policy=False)
-        if isinstance(wrapped.observation_space, spaces.Dict):
-            raise ValueError(
-                f"PQN has no policy for dict observations, but {wrapped.observation_space} was given. Wrap the environment, "
-                "for instance with `gymnasium.wrappers.FlattenObservation`."
-            )
-        return wrapped
-
     def _setup_model(self) -> None:
+        check_action_space(self.action_space)
         check_policy_class(self.policy_class, EpsilonGreedyPolicy, self.policy_aliases)
+        check_observation_space(self.observation_space, dict_policy=False)
         for name in ("gamma", "gae_lambda", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
             check_number(name, getattr(self, name), maximum=1)
         for name in ("n_steps", "batch_size", "n_epochs"):
@@ -209,7 +193,7 @@ class PQN(ScheduledOnPolicyAlgorithm):
         # Update optimizer learning rate
         self._update_learning_rate(self.policy.optimizer)
 
-        losses = []
+        losses, grad_norms = [], []
         for _ in range(self.n_epochs):
             # Do a complete pass on the rollout buffer
             for rollout_data in self.rollout_buffer.get(self.batch_size):
@@ -221,7 +205,7 @@ class PQN(ScheduledOnPolicyAlgorithm):
                 self.policy.optimizer.zero_grad()
                 loss.backward()
                 # Clip grad norm
-                th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+                grad_norms.append(th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm).item())
                 losses.append(loss.item())
                 check_finite({"value_loss": losses[-1]})
                 self.policy.optimizer.step()
@@ -231,6 +215,7 @@ class PQN(ScheduledOnPolicyAlgorithm):
         explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/value_loss", np.mean(losses))
+        self.logger.record("train/grad_norm", np.mean(grad_norms))
         self.logger.record("train/explained_variance", explained_var)
 
     def learn(

@@ -208,10 +208,7 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         :param obs: Observation
         :return: ``V~(s) = sum_a pi(a|s) Q(s, a)``, shape (batch_size, 1)
         """
-        # SB3 has one distribution object, whose content a caller of ``get_distribution`` may still use
-        distribution: Any = getattr(self.action_dist, "distribution", None)
         _, q_values, log_probs = self._actor_critic(obs)
-        self.action_dist.distribution = distribution
         return state_values(log_probs.exp(), q_values)
 
 

@@ -1,14 +1,11 @@
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import explained_variance
-from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import (
     check_action_space,
@@ -34,18 +31,6 @@ from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
 SelfQA2C = TypeVar("SelfQA2C", bound="QA2C")
-
-
-def _with_rms_prop(policy_kwargs: dict[str, Any], eps: float) -> dict[str, Any]:
-    """
-    :param policy_kwargs: Arguments of a policy
-    :param eps: RMSProp epsilon
-    :return: the same, with A2C's optimizer unless they name one
-    """
-    if "optimizer_class" in policy_kwargs:
-        return dict(policy_kwargs)
-    optimizer_kwargs = {"alpha": 0.99, "eps": eps, **(policy_kwargs.get("optimizer_kwargs") or {})}
-    return {**policy_kwargs, "optimizer_class": RMSpropTFLike, "optimizer_kwargs": optimizer_kwargs}
 
 
 class QA2C(ScheduledOnPolicyAlgorithm):
@@ -176,7 +161,6 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             device=device,
             seed=seed,
             _init_setup_model=False,
-            supported_action_spaces=(spaces.Discrete,),
         )
 
         self.pg_coef = pg_coef
@@ -187,25 +171,16 @@ class QA2C(ScheduledOnPolicyAlgorithm):
 
         # Update optimizer inside the policy if we want to use RMSProp
         # (original implementation) rather than Adam
-        if use_rms_prop:
-            self.policy_kwargs = _with_rms_prop(self.policy_kwargs, rms_prop_eps)
+        if use_rms_prop and "optimizer_class" not in self.policy_kwargs:
+            optimizer_kwargs = {"alpha": 0.99, "eps": rms_prop_eps, **(self.policy_kwargs.get("optimizer_kwargs") or {})}
+            self.policy_kwargs.update(optimizer_class=RMSpropTFLike, optimizer_kwargs=optimizer_kwargs)
 
         if _init_setup_model:
             self._setup_model()
 
-    @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-        # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do
-        check_action_space(wrapped.action_space)
-        return wrapped
-
     def _setup_model(self) -> None:
         # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
-        self._check_arguments()
-        super()._setup_model()
-
-    def _check_arguments(self) -> None:
+        check_action_space(self.action_space)
         check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
         for name in ("pg_coef", "vf_coef", "beta", "shrinkage"):
@@ -223,6 +198,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                     f"`{name}` ({getattr(self, name)}) is for policy_gradient='all-action' and cannot go with 'sampled'. "
                     f"Set `{name}=0`, or `policy_gradient='all-action'`."
                 )
+        super()._setup_model()
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
@@ -308,28 +284,6 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         explained_var_q = explained_variance(q_taken.numpy(force=True).flatten(), returns.numpy(force=True).flatten())
         self.logger.record("train/explained_variance", explained_var)
         self.logger.record("train/explained_variance_q", explained_var_q)
-
-    @classmethod
-    def load(cls: type[SelfQA2C], path: Any, *args: Any, **kwargs: Any) -> SelfQA2C:
-        """
-        Load the model from a zip-file.
-
-        :param path: path to the file (or a file-like) where to load the agent from
-        :param args: further arguments of SB3's ``load``: ``env``, ``device``, ``custom_objects``, ``print_system_info`` and
-            ``force_reset``
-        :param kwargs: the same by name, and arguments to change the model when loading. ``policy_kwargs`` are those that the
-            constructor was given, or those in the file, to which the optimizer was added.
-        :return: new model instance with loaded parameters
-        :raises ValueError: if the agent was made with other ``policy_kwargs``
-        """
-        is_given = "policy_kwargs" in kwargs
-        given = kwargs.pop("policy_kwargs", None) or {}
-        model = super().load(path, *args, **kwargs)
-        stored = model.policy_kwargs
-        eps = (stored.get("optimizer_kwargs") or {}).get("eps", 0.0)
-        if is_given and stored not in (given, _with_rms_prop(given, eps)):
-            raise ValueError(f"The agent in {path} has the policy_kwargs {stored}, but {given} were given: leave them out.")
-        return model
 
     def learn(
         self: SelfQA2C,

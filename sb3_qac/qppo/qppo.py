@@ -6,7 +6,6 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
@@ -175,7 +174,6 @@ class QPPO(ScheduledOnPolicyAlgorithm):
             device=device,
             seed=seed,
             _init_setup_model=False,
-            supported_action_spaces=(spaces.Discrete,),
         )
 
         self.batch_size = batch_size
@@ -192,23 +190,22 @@ class QPPO(ScheduledOnPolicyAlgorithm):
 
         if _init_setup_model:
             self._setup_model()
-            if batch_size is not None:
-                self._warn_of_truncated_batches(batch_size)
+            buffer_size = n_steps * self.n_envs
+            # The same warning as in PPO: it reveals mistakes in `n_steps`, `n_envs` and `batch_size`
+            if batch_size is not None and buffer_size % batch_size > 0:
+                warnings.warn(
+                    f"`batch_size` is {batch_size}, but the rollout has `n_steps * n_envs` = {n_steps} * {self.n_envs} "
+                    f"steps: the last minibatch of each epoch is truncated to {buffer_size % batch_size}. "
+                    "We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
+                    stacklevel=2,
+                )
 
     @property
     def training_state(self) -> tuple[str, ...]:
         """Attributes that change during training, for exact resume."""
         return (*super().training_state, "sigma")
 
-    @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        wrapped = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-        # Checked here, because SB3's own assertion on `supported_action_spaces` does not say what to do
-        check_action_space(wrapped.action_space)
-        return wrapped
-
     def _setup_model(self) -> None:
-        # Checked here and not in the constructor, so that ``load(path, beta=-1)`` is checked as well
         self._check_arguments()
         self.clip_range = check_schedule("clip_range", self.clip_range)
         is_dict = isinstance(self.observation_space, spaces.Dict)
@@ -219,6 +216,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         self.rollout_buffer_class = buffer_class
 
     def _check_arguments(self) -> None:
+        # Not in the constructor, so that ``load(path, beta=-1)`` is checked as well
+        check_action_space(self.action_space)
         check_policy_class(self.policy_class, ActorCriticQPolicy, self.policy_aliases)
         check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
         for name in ("vf_coef", "kl_coef", "beta", "shrinkage"):
@@ -237,21 +236,6 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         check_choice("policy_gradient", self.policy_gradient, ("all-action", "sampled"))
         check_choice("normalize_advantage", self.normalize_advantage, (False, True))
 
-    def _warn_of_truncated_batches(self, batch_size: int) -> None:
-        """
-        The same warning as in PPO: it reveals mistakes in `n_steps`, `n_envs` and `batch_size`.
-
-        :param batch_size: Minibatch size that the user gave
-        """
-        buffer_size = self.n_steps * self.n_envs
-        if buffer_size % batch_size > 0:
-            warnings.warn(
-                f"`batch_size` is {batch_size}, but the rollout has `n_steps * n_envs` = {self.n_steps} * {self.n_envs} "
-                f"steps: the last minibatch of each epoch is truncated to {buffer_size % batch_size}. "
-                "We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
-                stacklevel=3,
-            )
-
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
 
@@ -269,35 +253,16 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         :param evaluations: What the policy has kept in the rollout
         :return: ``Q(s, a)`` and ``log pi(a|s)`` for each of its steps, shape (n_steps, n_envs, n_actions) each
         """
-        methods = ("forward", "evaluate_all_actions")
-        used = [getattr(getattr(self.policy, name), "__func__", None) for name in methods]
-        own = used != [getattr(ActorCriticQPolicy, name) for name in methods]
-        if own or len(evaluations) != self.n_steps:
+        used, ours = type(self.policy), ActorCriticQPolicy
+        is_ours = used.forward is ours.forward and used.evaluate_all_actions is ours.evaluate_all_actions
+        if not is_ours or len(evaluations) != self.n_steps:
             # The policy has such a method of its own, maybe around ours, or a callback called the policy too
             observations: Any = self.rollout_buffer.observations
             if isinstance(observations, dict):
                 observations = [{name: obs[step] for name, obs in observations.items()} for step in range(self.n_steps)]
             evaluations = [self.policy.evaluate_all_actions(obs_as_tensor(obs, self.device)) for obs in observations]
-        q_values, log_probs = (th.stack(tensors) for tensors in zip(*evaluations, strict=True))
-        self._warn_of_another_policy(log_probs)
-        return q_values, log_probs
-
-    def _warn_of_another_policy(self, log_probs: th.Tensor) -> None:
-        """
-        :param log_probs: ``log pi(a|s)`` for each step of the rollout, shape (n_steps, n_envs, n_actions)
-        """
-        actions = self.rollout_buffer.actions.astype(int)  # (n_steps, n_envs, 1)
-        taken = np.take_along_axis(log_probs.numpy(force=True), actions, axis=-1)
-        # From those that `forward` returned when the actions were drawn
-        difference = np.abs(taken.squeeze(-1) - self.rollout_buffer.log_probs).max()
-        # More than the rounding of another precision or of compiled code
-        if difference > 0.1:
-            warnings.warn(
-                f"The log probabilities of the actions taken differ by up to {difference:.2g} from those in the rollout, so "
-                "the KL divergence and the ratio are measured from a policy that did not act. Either `forward` and "
-                "`evaluate_all_actions` of your policy differ, or a callback changes the weights before a rollout has ended.",
-                stacklevel=2,
-            )
+        q_values, log_probs = zip(*evaluations, strict=True)
+        return th.stack(q_values), th.stack(log_probs)
 
     def train(self) -> None:
         """

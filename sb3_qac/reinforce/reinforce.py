@@ -194,7 +194,11 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         while np.any(n_done < self.n_episodes):
             if self.num_timesteps >= self._total_timesteps:
                 if first:
-                    self._warn_of_no_update(n_done)
+                    warnings.warn(
+                        f"`learn` ends without an update, for which each environment needs {self.n_episodes} whole episodes. "
+                        f"They have ended {n_done.tolist()}. Give more `total_timesteps`.",
+                        stacklevel=4,
+                    )
                 return False
             playing = n_done < self.n_episodes
             # Copies, because an environment may write its next observations and rewards into the same arrays
@@ -239,16 +243,6 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
-
-    def _warn_of_no_update(self, n_done: np.ndarray) -> None:
-        """:param n_done: Number of episodes that each environment has ended"""
-        needed = np.full_like(n_done, self.n_episodes)
-        warnings.warn(
-            f"`learn` ends after {self.num_timesteps - self._num_timesteps_at_start} steps without an update. An update needs "
-            f"{needed.sum()} whole episodes, `n_episodes` of each environment, but {np.minimum(n_done, needed).sum()} have "
-            "ended. Give more `total_timesteps`.",
-            stacklevel=6,
-        )
 
     def _for_env(self, actions: np.ndarray) -> np.ndarray:
         if not isinstance(self.action_space, spaces.Box):

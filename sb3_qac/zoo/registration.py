@@ -9,7 +9,6 @@ directly.
 import functools
 import importlib
 import inspect
-import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -17,7 +16,6 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from sb3_qac.common.checks import check_package
 from sb3_qac.common.files import presets
 from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp
@@ -32,51 +30,20 @@ from sb3_qac.zoo.search_space import SAMPLERS, convert_params
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinforce": REINFORCE, "pqn": PQN}
 
 
-def _check_zoo(module: ModuleType, holds: bool, assumption: str) -> None:
-    """See ``check_package``; the module is one of RL Zoo."""
-    remedy = 'Install a version that was tested, `pip install "rl_zoo3>=2.9.2,<2.10"`, or switch this off: SB3_QAC_ZOO_HOOK=0.'
-    check_package("rl_zoo3", holds, f"{assumption} in {module.__name__}", remedy)
-
-
 def _register_algorithms(utils: ModuleType) -> None:
-    _check_zoo(utils, isinstance(getattr(utils, "ALGOS", None), dict), "a dict `ALGOS`")
-    refused = []
     for name, algorithm in ALGORITHMS.items():
         registered = utils.ALGOS.setdefault(name, algorithm)
         if registered is not algorithm:
-            refused.append(f"RL Zoo knows {name!r} already, as {registered}: it was not replaced by {algorithm}.")
-    if refused:
-        try:
-            warnings.warn(" ".join(refused), stacklevel=2)
-        except UserWarning as warning:
-            # With `python -W error`, which must not keep the others from being registered
-            print(warning, file=sys.stderr)
+            warnings.warn(f"RL Zoo knows {name!r} already, as {registered}: it was not replaced.", stacklevel=2)
 
 
 def _register_search_space(hyperparams_opt: ModuleType) -> None:
-    for name in ("HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER"):
-        _check_zoo(hyperparams_opt, isinstance(getattr(hyperparams_opt, name, None), dict), f"a dict `{name}`")
     from rl_zoo3.utils import ALGOS
 
     for name, sampler in SAMPLERS.items():
         if ALGOS.get(name) is ALGORITHMS[name]:
             hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault(name, sampler)
             hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, convert_params)
-
-
-def _check_manager(exp_manager: ModuleType) -> None:
-    """
-    :param exp_manager: RL Zoo's module of that name
-    :raises RuntimeError: if its manager does not have what this package needs
-    """
-    manager_class = getattr(exp_manager, "ExperimentManager", None)
-    _check_zoo(exp_manager, manager_class is not None, "a class `ExperimentManager`")
-    _check_zoo(exp_manager, isinstance(getattr(exp_manager, "ALGOS", None), dict), "a dict `ALGOS`")
-    parameters = inspect.signature(manager_class.__init__).parameters  # type: ignore[misc]
-    for name in ("algo", "config"):
-        _check_zoo(exp_manager, name in parameters, f"a parameter `{name}` of `ExperimentManager`")
-    for name in ("read_hyperparameters", "create_log_folder", "save_trained_model"):
-        _check_zoo(exp_manager, hasattr(manager_class, name), f"a method `{name}` of `ExperimentManager`")
 
 
 def _is_ours(exp_manager: ModuleType, algo: str) -> bool:
@@ -100,28 +67,16 @@ def _register_presets(exp_manager: ModuleType) -> None:
     exp_manager.ExperimentManager.__init__ = init_with_presets
 
 
-def _read_hyperparameters_better(exp_manager: ModuleType) -> None:
-    """
-    The policy of the preset ``default`` is made to fit the observations, for our algorithms and those of studies. A file
-    without an entry for an Atari game is named; that part goes when RL Zoo does it (docs/upstream).
-    """
+def _fit_policies(exp_manager: ModuleType) -> None:
+    """The policy of the preset ``default`` is made to fit the observations, for our algorithms and those of studies."""
     read_hyperparameters = exp_manager.ExperimentManager.read_hyperparameters
 
     @functools.wraps(read_hyperparameters)
     def read_hyperparameters_and_fit_policy(self: Any) -> Any:
-        try:
-            result = read_hyperparameters(self)
-            if _is_ours(exp_manager, self.algo) or getattr(self, "fits_every_policy", False):
-                fit_policy(self, *result)
-            return result
-        except KeyError as error:
-            if error.args != ("atari",):
-                raise
-        name = self.env_name.gym_id
-        raise ValueError(
-            f"Hyperparameters not found for {self.algo}-{name} in {self.config}, which has no entry {name} or `atari`. Give a "
-            "file that has one: `--conf-file FILE`."
-        )
+        result = read_hyperparameters(self)
+        if _is_ours(exp_manager, self.algo) or getattr(self, "fits_every_policy", False):
+            fit_policy(self, *result)
+        return result
 
     exp_manager.ExperimentManager.read_hyperparameters = read_hyperparameters_and_fit_policy
 
@@ -146,7 +101,6 @@ def _save_agents_where_enjoy_looks(exp_manager: ModuleType) -> None:
 
 
 def _register_in_exp_manager(exp_manager: ModuleType) -> None:
-    _check_manager(exp_manager)
     # A mark that outer wrappers keep: those of other plugins are made with `functools.wraps` too
     if not hasattr(exp_manager.ExperimentManager.__init__, "_patched_by_sb3_qac"):
         # Names that `policy_kwargs` may use, since RL Zoo evaluates it in this module
@@ -155,7 +109,7 @@ def _register_in_exp_manager(exp_manager: ModuleType) -> None:
         # Methods are replaced, not the class: a script that calls `register()` may have imported `rl_zoo3.train` before, and
         # with it the class
         _register_presets(exp_manager)
-        _read_hyperparameters_better(exp_manager)
+        _fit_policies(exp_manager)
         _save_agents_where_enjoy_looks(exp_manager)
         resume_exactly(exp_manager)
     resume_wandb(exp_manager)
@@ -173,16 +127,11 @@ def register_in(module: ModuleType) -> None:
     Register what is free: a name under which RL Zoo has another algorithm is left to that one, with a warning.
 
     :param module: One of the modules named in ``REGISTRATIONS``
-    :raises RuntimeError: if the internals of RL Zoo have changed
     """
     REGISTRATIONS[module.__name__](module)
 
 
 def register() -> None:
-    """
-    Make the algorithms known to RL Zoo, but for names under which it has others. Calling it again has no effect.
-
-    :raises RuntimeError: if the internals of RL Zoo have changed
-    """
+    """Make the algorithms known to RL Zoo, but for names under which it has others. Calling it again has no effect."""
     for name in REGISTRATIONS:
         register_in(importlib.import_module(name))

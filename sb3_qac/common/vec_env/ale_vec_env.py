@@ -1,7 +1,5 @@
 import copy
 import dataclasses
-import inspect
-import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_qac.common.checks import check_choice, check_integer, check_number, check_package
+from sb3_qac.common.checks import check_choice, check_integer, check_number
 
 FIRE = 1
 # After so many steps, an environment gets a new seed at the end of its game. The actions since then determine its state (see
@@ -139,8 +137,6 @@ class AleVecEnv(VecEnv):
             env_kwargs=env_kwargs,
         )
         self._envs_arguments = dict(game=game["game"], num_envs=n_envs, **settings)
-        # Its threads do not exist in a forked process
-        self._process_id = os.getpid()
         self._envs = self._make_envs()
         has_fire = Action.FIRE in self._envs.ale.get_action_set()[FIRE : FIRE + 1]
         self._fires = fire_reset and has_fire
@@ -182,21 +178,12 @@ class AleVecEnv(VecEnv):
         """:return: ale-py's environments"""
         from ale_py.vector_env import AtariVectorEnv
 
-        check_vector_env(AtariVectorEnv, self._envs_arguments)
         return AtariVectorEnv(**self._envs_arguments)
 
-    def _check_usable(self) -> None:
-        """
-        :raises gym.error.ClosedEnvironmentError: after ``close``
-        :raises RuntimeError: in a forked process
-        """
+    def _check_open(self) -> None:
+        """:raises gym.error.ClosedEnvironmentError: after ``close``"""
         if self._envs is None:
             raise gym.error.ClosedEnvironmentError(f"The environments of {self.spec.id} are closed. Make new ones.")
-        if self._process_id != os.getpid():
-            raise RuntimeError(
-                f"The environments of {self.spec.id} were made in process {self._process_id}, and this is process "
-                f"{os.getpid()}, forked from it, which has none of their threads. Make environments in this process."
-            )
 
     def _discard_interrupted(self) -> None:
         """
@@ -213,7 +200,7 @@ class AleVecEnv(VecEnv):
 
         :return: observations, shape (n_envs, 1, screen_size, screen_size)
         """
-        self._check_usable()
+        self._check_open()
         self._discard_interrupted()
         given = zip(self._base_seeds.tolist(), self._n_seeds.tolist(), self._seeds, strict=True)
         seeds = [(base_seed, n + 1) if seed is None else (seed, 1) for base_seed, n, seed in given]
@@ -237,7 +224,7 @@ class AleVecEnv(VecEnv):
         return obs
 
     def step_async(self, actions: np.ndarray) -> None:
-        self._check_usable()
+        self._check_open()
         if self._screen is None:
             raise gym.error.ResetNeeded("Call `reset` before the first step.")
         if self._mid_step:
@@ -257,7 +244,7 @@ class AleVecEnv(VecEnv):
         self._envs.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        self._check_usable()
+        self._check_open()
         assert self._mid_step, "`step_wait` comes after `step_async`"
         obs, raw_rewards, terminated, truncated, info = self._envs.recv()
         sent, n_steps = self._sent, self._n_steps + 1
@@ -386,9 +373,6 @@ class AleVecEnv(VecEnv):
         self._state_to_set, self._mid_step = None, False
 
     def close(self) -> None:
-        if self._process_id != os.getpid():
-            # The monitor files and the threads belong to the process that this one was forked from
-            return
         for results_writer in self._results_writers:
             results_writer.close()
         self._results_writers = []
@@ -439,10 +423,7 @@ def _ale_seeds(base_seeds: np.ndarray, n_seeds: np.ndarray) -> np.ndarray:
 
 
 def is_atari(spec: gym.envs.registration.EnvSpec) -> bool:
-    """
-    :param spec: What gymnasium knows of the environment
-    :return: Whether it is an Atari game
-    """
+    """:return: whether it is an Atari game"""
     return "AtariEnv" in str(spec.entry_point)
 
 
@@ -450,7 +431,7 @@ def spec_of(env_id: str, env_kwargs: dict[str, Any]) -> gym.envs.registration.En
     """
     :param env_id: Environment of gymnasium
     :param env_kwargs: Arguments of the environment
-    :return: gymnasium's specification of the environment with these arguments, as of an environment from ``gym.make``
+    :return: gymnasium's specification of the environment with these arguments
     """
     spec = gym.spec(env_id)
     return dataclasses.replace(spec, kwargs={**spec.kwargs, **env_kwargs})
@@ -479,19 +460,3 @@ def game_arguments(spec: gym.envs.registration.EnvSpec) -> dict[str, Any]:
         # No limit for `AtariEnv`, but each game would end at once in `AtariVectorEnv`
         game["max_num_frames_per_episode"] = 2**31 - 1
     return game
-
-
-def check_vector_env(vector_env_class: type, settings: dict[str, Any]) -> None:
-    """
-    :param vector_env_class: ale-py's ``AtariVectorEnv``
-    :param settings: Arguments for its constructor
-    :raises RuntimeError: if it does not take them, or has no ``send`` and ``recv``
-    """
-    unknown = sorted(set(settings) - set(inspect.signature(vector_env_class).parameters))
-    missing = [name for name in ("send", "recv") if not hasattr(vector_env_class, name)]
-    check_package(
-        "ale-py",
-        not unknown and not missing,
-        f"{', '.join(unknown + missing)} of its `AtariVectorEnv`",
-        'Install the version that was tested: `pip install "ale-py>=0.12.1,<0.13"`, or use SB3\'s `make_atari_env`.',
-    )
