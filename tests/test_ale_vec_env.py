@@ -4,6 +4,7 @@ import functools
 import gc
 import inspect
 import os
+import signal
 import sys
 import weakref
 from dataclasses import replace
@@ -775,3 +776,27 @@ def test_a_process_on_one_core_gets_one_thread():
         env.close()
     finally:
         os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_environments_of_the_parent_are_refused_in_a_forked_process():
+    env, other = (make_ale_vec_env(PONG, 1, seed=0) for _ in range(2))
+    for each in (env, other):
+        each.reset()
+    child = os.fork()
+    if child == 0:
+        # Not for ever, where it waits for threads that are not there
+        signal.alarm(60)
+        refused, expected = 0, f"made in process {os.getppid()}, and this is process {os.getpid()}, forked from it"
+        try:
+            for call in (env.reset, env.step_wait, lambda: env.step([0])):
+                try:
+                    call()
+                except RuntimeError as error:
+                    refused += expected in str(error)
+            env.close()
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    np.testing.assert_array_equal(env.step([0])[0], other.step([0])[0])

@@ -1033,6 +1033,17 @@ def test_a_short_training_is_evaluated_at_every_quarter(arguments, eval_freq, tm
     assert {run.eval_freq for run in runs} == {eval_freq}
 
 
+def test_a_rollout_that_is_much_longer_than_the_training_is_told(tmp_path):
+    # RL Zoo's presets for every environment have SB3's 2,048 steps of PPO, and one environment
+    grid = functools.partial(make_grid, "FrozenLake-v1", ["ppo"], [0, 1], tmp_path)
+    (line,) = notes(grid(n_timesteps=20_000, eval_freq=1, hyperparams={"n_envs": 8}))
+    assert line.startswith("ppo on FrozenLake-v1 trains 32,768 steps instead of 20,000, because each rollout has 16,384 ")
+    # 2 % more
+    assert not list(notes(grid(n_timesteps=20_000, eval_freq=1)))
+    # The algorithm refuses it
+    assert not list(notes(grid(n_timesteps=20_000, eval_freq=1, hyperparams={"n_steps": "five"})))
+
+
 def test_algorithms_with_other_numbers_of_environments_are_told(tmp_path):
     algos = ["a2c", "qppo", "all-action"]
     (line,) = notes(make_grid("FrozenLake-v1", [*algos, "ppo"], [0, 1], tmp_path, n_timesteps=81_920, eval_freq=1))
