@@ -153,7 +153,7 @@ class ExactCheckpointCallback(BaseCallback):
         self._run = run = RunState(model, root, self, folder, self.new_episodes, self._settings)
         for evaluation in run.evaluations():
             self._isolate(evaluation)
-        log_to_wandb(model.logger, folder)
+        log_to_wandb(model.logger)
 
         checkpoint = newest_checkpoint(folder)
         if checkpoint is not None:

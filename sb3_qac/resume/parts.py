@@ -30,7 +30,7 @@ from sb3_qac.resume.state import (
     restore_attributes,
     set_attributes,
 )
-from sb3_qac.resume.wandb import restore_wandb, rows_of_wandb, wandb_outputs
+from sb3_qac.resume.wandb import restore_wandb, wandb_rows
 
 
 class RunState:
@@ -71,8 +71,6 @@ class RunState:
         self.objects_before: dict[str, str] = {}
         # What checkpoints do not have, so that a resume is not exact
         self.left_out: set[str] = set()
-        # Rows for W&B of an earlier start, compressed, while this one logs to no run of W&B
-        self.wandb_rows: bytes | None = None
 
     def callbacks(self) -> Iterator[BaseCallback]:
         """:return: all callbacks that have state, without the one that writes checkpoints"""
@@ -167,8 +165,7 @@ class RunState:
             "callbacks": self._callback_states(seen, None if strict else left_out),
             "logger": rows_state(logger),
             **logs,
-            "wandb_rows": rows_of_wandb(logger, self.wandb_rows),
-            "logs_to_wandb": bool(wandb_outputs(logger)),
+            "wandb_rows": wandb_rows(logger),
         }
 
     def _seen(self) -> set[int]:
@@ -217,8 +214,7 @@ class RunState:
         self._restore_evaluations(envs[1:], state)
         self.objects_before = dict(state["objects"])
         logs.restore(state, contents)
-        self.wandb_rows = state["wandb_rows"]
-        restore_wandb(logger, self.wandb_rows, state["logs_to_wandb"])
+        restore_wandb(logger, state["wandb_rows"])
         # The run began with its first start
         self.training_settings |= state["training"]
         for name in state["algorithm"]:
