@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from numpy.lib.array_utils import byte_bounds
-from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -29,12 +28,10 @@ from sb3_qac.resume.state import (
     ObjectState,
     StateError,
     find_class,
-    find_member,
     is_plain,
     items_of,
     kind_of,
     make_value,
-    member_of,
 )
 
 FORMAT, VERSION = "sb3_qac checkpoint", "4"
@@ -107,20 +104,6 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*.safetensors") if NAME.fullmatch(path.name))
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """
-    :param path: File of a checkpoint
-    :return: The checkpoint
-    :raises CheckpointError: if it is damaged or not a checkpoint; the message names the newest good one in its folder
-    """
-    try:
-        return _read(path)
-    except CheckpointError as error:
-        good = next((other for other in reversed(checkpoints_in(path.parent)) if other != path and _is_good(other)), None)
-        newest = f"The newest good one there is {good.name}." if good is not None else "There is no good one in its folder."
-        raise CheckpointError(f"{error} {newest}") from None
-
-
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """
     :param folder: Folder of a run's checkpoints
@@ -131,7 +114,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     paths = checkpoints_in(folder)
     for path in reversed(paths):
         try:
-            return _read(path)
+            return load_checkpoint(path)
         except DamagedCheckpointError as error:
             warnings.warn(f"{error} Going back to the one before.", stacklevel=2)
     if paths:
@@ -155,15 +138,13 @@ def restoring(checkpoint: Checkpoint) -> Iterator[None]:
         raise CheckpointError(f"{checkpoint.path} cannot be restored ({type(error).__name__}: {error}).") from error
 
 
-def _is_good(path: Path) -> bool:
-    try:
-        _read(path)
-    except CheckpointError:
-        return False
-    return True
-
-
-def _read(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path) -> Checkpoint:
+    """
+    :param path: File of a checkpoint
+    :return: The checkpoint
+    :raises CheckpointError: if it is not a checkpoint, or of another version
+    :raises DamagedCheckpointError: if it does not have the content that was written
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -254,7 +235,8 @@ class _Encoder:
 
     def _encode_once(self, value: Any, name: str) -> Any:
         if isinstance(value, enum.Enum):
-            return {TAG: "enum", "kind": kind_of(value), **member_of(value)}
+            # Members of a flag that are combined have no name
+            return {TAG: "enum", "kind": kind_of(value), "member": value.value if isinstance(value, enum.Flag) else value.name}
         if type(value) is list:
             return [self.encode(item, f"{name}/{i}") for i, item in enumerate(value)]
         if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
@@ -277,8 +259,7 @@ class _Encoder:
             array, memory, offset = self.views[id(value)]
             layout = {"shape": list(array.shape), "strides": list(array.strides)}
             tensor = {"tensor": str(value.dtype).removeprefix("torch.")} if isinstance(value, th.Tensor) else {}
-            dtype = self._encode_type(array.dtype)
-            return {TAG: "view", "name": memory, "dtype": dtype, "offset": offset, **layout, **tensor}
+            return {TAG: "view", "name": memory, "dtype": array.dtype.str, "offset": offset, **layout, **tensor}
         # The keys "a/b" and "a", then "b", have the same position
         while name in self.arrays:
             name += "'"
@@ -294,11 +275,7 @@ class _Encoder:
         is_known = array.dtype.isnative and array.dtype.name in ARRAY_TYPES
         stored = array if is_known else np.frombuffer(array.tobytes(), dtype=np.uint8)
         self.arrays[name] = th.from_numpy(np.array(stored))
-        dtype = self._encode_type(array.dtype)
-        return {TAG: kind, "name": name, "dtype": dtype, "shape": list(array.shape), "axes": axes}
-
-    def _encode_type(self, dtype: np.dtype) -> Any:
-        return dtype.str if dtype.names is None else self.encode(dtype_to_descr(dtype), "")
+        return {TAG: kind, "name": name, "dtype": array.dtype.str, "shape": list(array.shape), "axes": axes}
 
 
 def _memory_order(strides: Sequence[int]) -> list[int]:
@@ -410,7 +387,7 @@ def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) 
     if kind == "object":
         return ObjectState(value["kind"], _decode(value["values"], arrays, repeated))
     if kind == "enum":
-        return _decode_member(value)
+        return _decode_member(value["kind"], value["member"])
     if kind == "value":
         return make_value(value["kind"], tuple(_decode_items(value, arrays, repeated)))
     if kind in CONTAINERS:
@@ -426,11 +403,14 @@ def _decode_items(value: dict[str, Any], arrays: dict[str, th.Tensor], repeated:
     return _decode(value["items"], arrays, repeated)
 
 
-def _decode_member(value: dict[str, Any]) -> enum.Enum:
-    found = find_class(value["kind"])
+def _decode_member(kind: str, member: Any) -> enum.Enum:
+    found = find_class(kind)
     if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-        raise CheckpointError(f"it has a member of the enum {value['kind']}: import the module that defines it.")
-    return find_member(found, value)
+        raise CheckpointError(f"it has a member of the enum {kind}: import the module that defines it.")
+    try:
+        return found(member) if issubclass(found, enum.Flag) else found[member]
+    except (KeyError, ValueError):
+        raise CheckpointError(f"the enum {kind} has no member {member!r}.") from None
 
 
 def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
@@ -454,13 +434,9 @@ def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
     return array[()] if kind == "scalar" else array.copy().transpose(np.argsort(value["axes"]))
 
 
-def _decode_type(value: Any) -> np.dtype:
-    """
-    :param value: Description of the type of an array
-    :return: the type
-    :raises ValueError: if its arrays have objects, which are addresses in memory
-    """
-    dtype = descr_to_dtype(_decode(value, {}, {}))
+def _decode_type(value: str) -> np.dtype:
+    dtype = np.dtype(str(value))
     if dtype.hasobject:
+        # They are addresses in memory
         raise ValueError("an array of objects")
     return dtype

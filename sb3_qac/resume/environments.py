@@ -28,7 +28,6 @@ from sb3_qac.resume.state import (
     set_attributes,
     set_state,
     set_values,
-    state_of,
 )
 
 NEW_EPISODES = (
@@ -175,7 +174,7 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
         "random_state": obj.random_state,
         "generator_states": obj.generator_states,
         # A wrapper outside may have drawn from them too
-        "generators": [state_of(generator, f"{name}.generators", seen) for generator in obj.env_generators()],
+        "generators": [get_state(generator, f"{name}.generators", seen) for generator in obj.env_generators()],
         # One array is written and read faster than thousands
         "actions": np.stack(actions) if len({(action.shape, action.dtype) for action in actions}) == 1 else list(actions),
         "obs": obj.last_obs,
@@ -230,7 +229,7 @@ else:
         emulator = obj.clone_state(include_rng=True).__getstate__()
         return {
             "emulator": emulator,
-            "generator": state_of(obj._np_random, f"{name}.np_random", seen),
+            "generator": get_state(obj._np_random, f"{name}.np_random", seen),
             "action_space": get_values(obj.action_space, name, seen),
             "observation_space": get_values(obj.observation_space, name, seen),
         }
