@@ -436,7 +436,7 @@ def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
 
 def _decode_type(value: str) -> np.dtype:
     dtype = np.dtype(str(value))
-    if dtype.hasobject:
-        # They are addresses in memory
-        raise ValueError("an array of objects")
+    if dtype.hasobject or dtype.names is not None:
+        # Objects are addresses in memory
+        raise ValueError(f"an array of the type {value}")
     return dtype

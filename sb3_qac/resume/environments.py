@@ -148,24 +148,16 @@ def _(obj: AleVecEnv, values: dict[str, Any], name: str) -> None:
     set_values(obj.action_space, values["action_space"], name)
 
 
-def check_layer(layer: gym.Wrapper, name: str) -> None:
-    """
-    :param layer: Wrapper inside an ``EpisodeReplay``
-    :param name: What to call the latter in errors
-    :raises StateError: if it has statistics that outlive an episode. Playing the episode again would add to them once more
-    """
-    for key, value in vars(layer).items():
-        if isinstance(value, GymRunningMeanStd | RunningMeanStd):
-            raise StateError(
-                f"{type(layer).__name__} is inside {name}, which cannot restore its `{key}` ({kind_of(value)}) by playing the "
-                "episode again. Put it outside EpisodeReplay. In a study, and for running statistics, use VecNormalize."
-            )
-
-
 @get_values.register
 def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
     for layer in wrappers_of(obj.env):
-        check_layer(layer, name)
+        for key, value in vars(layer).items():
+            if isinstance(value, GymRunningMeanStd | RunningMeanStd):
+                # Playing the episode again would add to them once more
+                raise StateError(
+                    f"{type(layer).__name__} is inside {name}, which cannot restore its `{key}` ({kind_of(value)}) by playing "
+                    "the episode again. Put it outside EpisodeReplay, or use VecNormalize."
+                )
     # The replay restores everything inside, so nothing else needs to save it
     seen.update(map(id, (*wrappers_of(obj.env), obj.unwrapped)))
     actions = obj.episode_actions

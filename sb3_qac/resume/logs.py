@@ -24,7 +24,6 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from sb3_qac.common.wrappers import wrappers_of
 from sb3_qac.resume.checkpoints import LARGEST_RATIO, CheckpointError
-from sb3_qac.resume.identity import check_same_number
 from sb3_qac.resume.state import is_plain, items_by_key
 
 Output = TypeVar("Output", bound=KVWriter)
@@ -68,9 +67,13 @@ class Logs:
         :return: the content of each log file
         :raises CheckpointError: if this run has other files
         """
-        check_same_number("CSV logs are open", self.csv_formats, state["csv_keys"], "give the logger the same outputs")
-        advice = "give the environments and the logger the same files"
-        check_same_number("log files are open", self.files, state["logs"], advice)
+        logs = ("CSV logs", self.csv_formats, state["csv_keys"]), ("log files", self.files, state["logs"])
+        for what, here, there in logs:
+            if len(here) != len(there):
+                raise CheckpointError(
+                    f"{len(here)} {what} are open, but {len(there)} were at the checkpoint: give the environments "
+                    "and the logger the same files."
+                )
         return [unpack_log(packed) for packed in state["logs"]]
 
     def restore(self, state: dict[str, Any], contents: list[bytes]) -> None:

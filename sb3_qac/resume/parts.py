@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, ProgressBarCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
@@ -224,15 +223,6 @@ class RunState:
         here, there = [type(callback).__name__ for callback in self.callbacks()], [name for name, _ in states]
         if here != there:
             raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
-        for evaluation, (_, values) in zip(self.callbacks(), states, strict=True):
-            if not isinstance(evaluation, EvalCallback):
-                continue
-            results, n_episodes = values.get("evaluations_results"), evaluation.n_eval_episodes
-            if evaluation.log_path is not None and results and len(results[-1]) != n_episodes:
-                raise CheckpointError(
-                    f"`n_eval_episodes` of EvalCallback is {n_episodes}, and was {len(results[-1])}. With a `log_path` all "
-                    "evaluations are in one table, so they must have equally many episodes: give the earlier number."
-                )
 
     def _restore_evaluations(self, envs: list[VecEnv], state: dict[str, Any]) -> None:
         """
@@ -250,14 +240,6 @@ class RunState:
         self.evaluation_random = state["evaluation_random"]
         with random_state(dict(self.evaluation_random)):
             pass  # What cannot be set is an error now, not at the first evaluation
-        for evaluation in self.evaluations():
-            folder, best = evaluation.best_model_save_path, evaluation.best_mean_reward
-            if folder is not None and best > -np.inf and not Path(folder, "best_model.zip").exists():
-                warnings.warn(
-                    f"There is no best_model.zip in {folder}, and a checkpoint does not hold it: copy it there. Otherwise "
-                    f"there is none until an evaluation is better than {best:g}.",
-                    stacklevel=2,
-                )
 
     def restore_after_start(self, state: dict[str, Any]) -> None:
         """
