@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -200,10 +200,12 @@ class _Encoder:
         self.arrays: dict[str, th.Tensor] = {}
         # For what shares memory, by identity: the array, name of the shared block in `arrays`, and offset of its first byte
         self.views: dict[int, tuple[np.ndarray, str, int]] = {}
-        for i, overlapping in enumerate(_overlapping_arrays(state)):
+        parts = list(_parts_of(state))
+        for i, overlapping in enumerate(_overlapping_arrays(parts)):
             self._add_memory(f"{TAG}memory/{i}", overlapping)
         # Numbers of the containers that stand in several places, by identity
-        self.repeated = {key: number for number, key in enumerate(_repeated_containers(state))}
+        counts = Counter(id(part) for part in parts if isinstance(part, list | dict | deque | set))
+        self.repeated = {key: number for number, key in enumerate(key for key, count in counts.items() if count > 1)}
         self.encoded: set[int] = set()
 
     def _add_memory(self, name: str, overlapping: list[tuple[int, np.ndarray]]) -> None:
@@ -289,33 +291,15 @@ def _memory_order(strides: Sequence[int]) -> list[int]:
     return sorted(range(len(strides)), key=lambda axis: -abs(strides[axis]))
 
 
-def _repeated_containers(state: Any) -> list[int]:
+def _overlapping_arrays(parts: list[Any]) -> Iterator[list[tuple[int, np.ndarray]]]:
     """
-    :param state: Plain data
-    :return: identities of the containers in it that may change and stand in several places
+    :param parts: Parts of plain data
+    :return: groups of arrays among them that share memory, each with the identity of its array or tensor
     """
-    found: dict[int, int] = {}
-
-    def count(value: Any) -> None:
-        if isinstance(value, list | dict | deque | set):
-            found[id(value)] = found.get(id(value), 0) + 1
-            if found[id(value)] > 1:
-                return
-        for item in _items(value):
-            count(item)
-
-    count(state)
-    return [key for key, times in found.items() if times > 1]
-
-
-def _overlapping_arrays(state: Any) -> Iterator[list[tuple[int, np.ndarray]]]:
-    """
-    :param state: Plain data
-    :return: groups of arrays in it that share memory, each with the identity of its array or tensor
-    """
+    arrays = [(id(part), array) for part in parts if (array := _shown_as_array(part)) is not None and array.size > 0]
     group: list[tuple[int, np.ndarray]] = []
     end = 0
-    for key, array in sorted(_arrays_in(state), key=lambda item: byte_bounds(item[1])):
+    for key, array in sorted(arrays, key=lambda item: byte_bounds(item[1])):
         low, high = byte_bounds(array)
         if array.nbytes > LARGEST_RATIO * (high - low):
             # One number in many places, as of `np.broadcast_to`, is written as what it shows
@@ -330,19 +314,19 @@ def _overlapping_arrays(state: Any) -> Iterator[list[tuple[int, np.ndarray]]]:
         yield group
 
 
-def _arrays_in(value: Any) -> Iterator[tuple[int, np.ndarray]]:
+def _shown_as_array(value: Any) -> np.ndarray | None:
+    """:return: an array with the memory of a tensor or an array, if NumPy can show it, as not that of sparse tensors"""
     if isinstance(value, th.Tensor):
-        # Others, such as sparse ones, have no memory that NumPy could show
         with contextlib.suppress(TypeError, RuntimeError):
-            tensor = value.detach()
-            array = (tensor.view(th.int16) if tensor.dtype is th.bfloat16 else tensor).numpy()
-            if array.size > 0:
-                yield id(value), array
-    elif isinstance(value, np.ndarray):
-        if value.size > 0 and is_plain(value):
-            yield id(value), value
+            return (value.detach().view(th.int16) if value.dtype is th.bfloat16 else value.detach()).numpy()
+    return value if isinstance(value, np.ndarray) and is_plain(value) else None
+
+
+def _parts_of(value: Any) -> Iterator[Any]:
+    """:return: everything in plain data, at any depth; what stands in several places comes several times"""
+    yield value
     for item in _items(value):
-        yield from _arrays_in(item)
+        yield from _parts_of(item)
 
 
 def _items(value: Any) -> Iterable[Any]:

@@ -1,6 +1,5 @@
 """The state of a model: taken from one model, and set in another that was made in the same way."""
 
-import contextlib
 import copy
 import os
 import time
@@ -29,7 +28,6 @@ from sb3_qac.resume.identity import (
 from sb3_qac.resume.state import (
     check_objects,
     get_attributes,
-    get_plain_attributes,
     is_plain,
     items_by_key,
     restore_attributes,
@@ -163,20 +161,6 @@ def further_modules(model: OnPolicyAlgorithm) -> tuple[dict[str, Any], dict[str,
     return {name: recursive_getattr(model, name) for name in further}, {
         name: recursive_getattr(model, name) for name in tensors
     }
-
-
-def plain_attributes(model: BaseAlgorithm) -> dict[str, Any]:
-    """
-    :param model: Model that begins to train
-    :return: copies of its further attributes that are plain data, to tell which of them the training changes
-    """
-    names = vars(model).keys() - names_kept_elsewhere(model)
-    copies = {}
-    for name in names & get_plain_attributes(model).keys():
-        # A tensor that was computed with gradients has no copy, and counts as one that changes
-        with contextlib.suppress(RuntimeError):
-            copies[name] = copy.deepcopy(getattr(model, name))
-    return copies
 
 
 def model_state(

@@ -18,12 +18,11 @@ from sb3_qac.resume.checkpoints import CheckpointError
 from sb3_qac.resume.environments import NEW_EPISODES, begin_new_episodes, restore_environments, take_environments
 from sb3_qac.resume.identity import different_settings, training_settings
 from sb3_qac.resume.logs import LogIntervalCallback, Logs, restore_rows, rows_state
-from sb3_qac.resume.model import model_state, parts_of, plain_attributes, restore_model, without_settings
+from sb3_qac.resume.model import model_state, parts_of, restore_model, without_settings
 from sb3_qac.resume.state import (
     ObjectState,
     StateError,
     check_objects,
-    equal,
     is_plain,
     objects_in,
     restore_attributes,
@@ -61,9 +60,7 @@ class RunState:
         self.settings = settings
         for callback in self.callbacks():
             settings.setdefault(id(callback), (callback, callback_settings(callback)))
-        # The algorithm's settings and attributes when the run started
         self.training_settings = training_settings(model)
-        self.attributes = plain_attributes(model)
         self.evaluation_random = seeded_random_state(model.seed)
         # Class of each object in the state when the run started, by its place, and those of its earlier starts
         self.objects: dict[str, str] | None = None
@@ -154,10 +151,8 @@ class RunState:
         logs = Logs(logger, [env, *evaluation_envs], self.folder).state()
         seen = self._seen()
         state = model_state(self.model, seen, left_out, self.new_episodes)
-        algorithm, before = state["algorithm"], self.attributes
         return {
             **state,
-            "algorithm": {k: v for k, v in algorithm.items() if not (k in before and equal(v, before[k]))},
             "random": get_random_state(),
             "evaluation_random": self.evaluation_random,
             "evaluation_envs": [self._take(each, "the evaluation environment", seen) for each in evaluation_envs],
@@ -216,8 +211,6 @@ class RunState:
         restore_wandb(logger, state["wandb_rows"])
         # The run began with its first start
         self.training_settings |= state["training"]
-        for name in state["algorithm"]:
-            self.attributes.pop(name, None)
 
     def _check_callbacks(self, states: list[Any]) -> None:
         here, there = [type(callback).__name__ for callback in self.callbacks()], [name for name, _ in states]

@@ -92,10 +92,8 @@ MOST_LEVELS = 100
 METHODS = (types.MethodType, types.BuiltinMethodType)
 IMMUTABLE = (str, bytes, int, float, tuple, frozenset)
 PLAIN_DICTS = (dict, OrderedDict)
-# Classes of objects whose number does not change during a run
-BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, *GENERATORS)
-# SB3 has one of these for each part of an observation that is a dictionary
-OF_PARTS = (spaces.Space, RunningMeanStd, StackedObservations)
+# Objects that may stand in a list or dictionary, because their number does not change during a run
+BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, RunningMeanStd, StackedObservations, *GENERATORS)
 
 
 class StateError(ValueError):
@@ -196,14 +194,10 @@ def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
 def get_plain_attributes(obj: Any) -> dict[str, Any]:
     """
     :param obj: Any object
-    :return: its attributes that are plain data; a ``Counter`` or another subclass of dict is given as a dict
+    :return: its attributes that are plain data
     """
-    attributes = {
-        name: dict(value) if isinstance(value, dict) and type(value) not in PLAIN_DICTS else value
-        for name, value in vars(obj).items()
-        if name not in _excluded(obj)
-    }
-    return {name: value for name, value in attributes.items() if is_plain(value)}
+    excluded = _excluded(obj)
+    return {name: value for name, value in vars(obj).items() if name not in excluded and is_plain(value)}
 
 
 def _excluded(obj: Any) -> frozenset[str]:
@@ -220,17 +214,11 @@ def set_attributes(obj: Any, values: dict[str, Any]) -> None:
     :param values: Result of ``get_plain_attributes``
     """
     for name, value in values.items():
-        current = vars(obj).get(name)
         # Nothing hides a method
         replaced = vars(obj).get(name, inspect.getattr_static(type(obj), name, None))
         if is_constant(replaced, set()) or _has_foreign_path(value, replaced, vars(obj), f"{type(obj).__name__}.{name}"):
             continue
-        if type(value) is dict and isinstance(current, dict) and type(current) is not dict:
-            # Keep the class of a `Counter` or another subclass of dict
-            current.clear()
-            current.update(value)
-        else:
-            vars(obj)[name] = _on_device_of(current, value)
+        vars(obj)[name] = _on_device_of(replaced, value)
 
 
 def _has_foreign_path(value: Any, current: Any, own: Any, name: str) -> bool:
@@ -438,9 +426,8 @@ def _attribute_state(value: Any, name: str, seen: set[int]) -> Any:
 
 
 def _is_built_once(value: Any) -> bool:
-    kinds = OF_PARTS if isinstance(value, dict) else BUILT_ONCE
     items = items_by_key(value)
-    return bool(items) and all(isinstance(item, kinds) for item in items.values()) and is_plain(list(items))
+    return bool(items) and all(isinstance(item, BUILT_ONCE) for item in items.values()) and is_plain(list(items))
 
 
 def _is_seen(value: Any, seen: set[int]) -> bool:
