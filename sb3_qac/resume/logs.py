@@ -179,8 +179,9 @@ def resume_tensorboard(output_format: TensorBoardOutputFormat, folder: Path, ste
         return
     folder = opened.parent / folder.name
     assert writer.file_writer is not None
+    file = Path(writer.file_writer.event_writer._file_name)
     writer.close()
-    Path(writer.file_writer.event_writer._file_name).unlink()
+    file.unlink()
     if opened != folder:
         # Not if something else is in it
         with contextlib.suppress(OSError):
