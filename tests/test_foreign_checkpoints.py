@@ -310,8 +310,10 @@ def test_a_position_outside_of_a_generators_numbers_is_refused(kind, position):
 
 @pytest.mark.parametrize(
     "change",
-    [{"objects": 5}, {"iteration": "x"}, {"evaluation_random": {}}, {"left_out": 5}]
-    + [{"model": {"num_timesteps": math.nan}}, {"model": {"_n_updates": "../x"}}],
+    [
+        *({"objects": 5}, {"iteration": "x"}, {"evaluation_random": {}}, {"left_out": 5}),
+        *({"model": {"num_timesteps": math.nan}}, {"model": {"_n_updates": "../x"}}),
+    ],
     ids=str,
 )
 def test_what_would_fail_later_is_refused_at_the_start(change, tmp_path):
