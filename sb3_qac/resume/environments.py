@@ -47,8 +47,12 @@ def take_environments(env: VecEnv, name: str, seen: set[int], new_episodes: bool
     :raises StateError: if it cannot be taken
     """
     if not new_episodes:
+        # What others have too is not left out
+        own: set[int] = set()
         with naming_new_episodes():
-            return get_state(env, name, seen)
+            state = get_state(env, name, own)
+        seen |= own
+        return state
     everything = list(environments_in(env))
     seen.update(map(id, everything))
     states = []
@@ -125,15 +129,14 @@ def naming_new_episodes() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        message = str(error).removesuffix(NEW_EPISODES).rstrip(" .")
-        raise StateError(f"{message}. {NEW_EPISODES}") from error
+        raise StateError(f"{str(error).rstrip('.')}. {NEW_EPISODES}") from error
 
 
 @get_values.register
 def _(obj: SubprocVecEnv, name: str, seen: set[int]) -> dict[str, Any]:
     raise StateError(
         f"{name} runs its environments in other processes (SubprocVecEnv), where their state cannot be taken. "
-        f"Use a DummyVecEnv, or for Atari an AleVecEnv. {NEW_EPISODES}"
+        "Use a DummyVecEnv, or for Atari an AleVecEnv."
     )
 
 

@@ -1,13 +1,12 @@
 """Log files that a resumed run continues: no row is missing, and none is there twice."""
 
 import contextlib
-import io
 import os
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import (
@@ -44,7 +43,7 @@ class Logs:
         self.csv_formats = outputs_of(logger, CSVOutputFormat)
         self.tensorboards = outputs_of(logger, TensorBoardOutputFormat)
         # What monitors and the logger append to
-        self.files = [writer.file_handler for env in envs for writer in results_writers(env)]
+        self.files: list[Any] = [writer.file_handler for env in envs for writer in results_writers(env)]
         for output in logger.output_formats:
             own_text = isinstance(output, HumanOutputFormat) and output.own_file
             if own_text or isinstance(output, CSVOutputFormat | JSONOutputFormat):
@@ -87,7 +86,10 @@ class Logs:
             # Without a look at the disk, as it was made: ".." behind a symbolic link leads elsewhere
             resume_tensorboard(output, Path(os.path.abspath(self.folder / log_dir)), state["model"]["num_timesteps"])
         for file, content in zip(self.files, contents, strict=True):
-            rewrite_log(file, content)
+            file.seek(0)
+            file.truncate()
+            file.buffer.write(content)
+            file.flush()
 
 
 def outputs_of(logger: Logger, kind: type[Output]) -> list[Output]:
@@ -228,15 +230,3 @@ def unpack_log(packed: bytes) -> bytes:
         if decompressor.eof:
             return content
     raise CheckpointError(f"The checkpoint has a log file that is damaged, or more than {LARGEST_RATIO} times as long there.")
-
-
-def rewrite_log(file: IO[str], content: bytes) -> None:
-    """
-    :param file: File that is open for writing
-    :param content: New content; later writes are appended to it
-    """
-    assert isinstance(file, io.TextIOWrapper)
-    file.seek(0)
-    file.truncate()
-    file.buffer.write(content)
-    file.flush()

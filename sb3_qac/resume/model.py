@@ -165,9 +165,9 @@ def further_modules(model: OnPolicyAlgorithm) -> tuple[dict[str, Any], dict[str,
 
 def model_state(
     model: OnPolicyAlgorithm,
-    seen: set[int] | None = None,
-    left_out: dict[str, str] | None = None,
-    new_episodes: bool = False,
+    seen: set[int],
+    left_out: dict[str, str],
+    new_episodes: bool,
 ) -> dict[str, Any]:
     """
     :param model: Model, between two updates
@@ -176,11 +176,10 @@ def model_state(
     :param new_episodes: Whether a resume begins new episodes
     :return: the identity of the run, and everything that the next update depends on, as plain data
     """
-    seen_in_env: set[int] = set()
     assert model.env is not None
+    seen_in_env: set[int] = set()
     env = take_environments(model.env, "the environment", seen_in_env, new_episodes)
-    if seen is not None:
-        seen |= seen_in_env
+    seen |= seen_in_env
     modules, tensors = further_modules(model)
     return {
         "training": training_settings(model),
@@ -197,7 +196,7 @@ def model_state(
         "modules": {name: copy.deepcopy(module.state_dict()) for name, module in modules.items()},
         "tensors": {name: tensor.detach().clone() for name, tensor in tensors.items()},
         "rollout_buffer": buffer_state(model, {*seen_in_env, *map(id, parts_of(model))}),
-        "algorithm": own_state(model, seen_in_env, {} if left_out is None else left_out),
+        "algorithm": own_state(model, seen_in_env, left_out),
         "env": env,
     }
 

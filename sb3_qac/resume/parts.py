@@ -155,7 +155,9 @@ class RunState:
             **state,
             "random": get_random_state(),
             "evaluation_random": self.evaluation_random,
-            "evaluation_envs": [self._take(each, "the evaluation environment", seen) for each in evaluation_envs],
+            "evaluation_envs": [
+                take_environments(each, "the evaluation environment", seen, self.new_episodes) for each in evaluation_envs
+            ],
             "callbacks": self._callback_states(seen, None if strict else left_out),
             "logger": rows_state(logger),
             **logs,
@@ -165,13 +167,6 @@ class RunState:
     def _seen(self) -> set[int]:
         """:return: identities of objects to which a callback may refer, but whose state is not its own"""
         return {*map(id, flatten(self.root)), *map(id, parts_of(self.model))}
-
-    def _take(self, env: VecEnv, name: str, seen: set[int]) -> Any:
-        """:return: result of ``take_environments``, which does not leave out what others have, and adds what it has seen"""
-        seen_there: set[int] = set()
-        state = take_environments(env, name, seen_there, self.new_episodes)
-        seen |= seen_there
-        return state
 
     def _callback_states(self, seen: set[int], left_out: dict[str, str] | None) -> list[list[Any]]:
         """
@@ -195,7 +190,9 @@ class RunState:
         :raises CheckpointError: if callbacks or log files differ
         """
         logger, envs = self.model.logger, self._envs()
-        self._check_callbacks(state["callbacks"])
+        here, there = [type(callback).__name__ for callback in self.callbacks()], [name for name, _ in state["callbacks"]]
+        if here != there:
+            raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
         logs = Logs(logger, envs, self.folder)
         contents = logs.contents_of(state)
         restore_model(self.model, state, self.new_episodes)
@@ -205,25 +202,8 @@ class RunState:
             plain = {name: value for name, value in kept.items() if is_plain(value)}
             # A copy: they may change the values before these are restored a second time
             set_attributes(callback, copy.deepcopy(plain) if id(callback) in called_before else plain)
-        self._restore_evaluations(envs[1:], state)
-        self.objects_before = dict(state["objects"])
-        logs.restore(state, contents)
-        restore_wandb(logger, state["wandb_rows"])
-        # The run began with its first start
-        self.training_settings |= state["training"]
-
-    def _check_callbacks(self, states: list[Any]) -> None:
-        here, there = [type(callback).__name__ for callback in self.callbacks()], [name for name, _ in states]
-        if here != there:
-            raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
-
-    def _restore_evaluations(self, envs: list[VecEnv], state: dict[str, Any]) -> None:
-        """
-        :param envs: Environments of the evaluations
-        :param state: Result of ``checked``
-        """
         seed, steps = self.model.seed, self.model.num_timesteps
-        for i, (env, env_state) in enumerate(zip(envs, state["evaluation_envs"], strict=True), start=1):
+        for i, (env, env_state) in enumerate(zip(envs[1:], state["evaluation_envs"], strict=True), start=1):
             if self.new_episodes:
                 begin_new_episodes(env, env_state, None if seed is None else (seed, steps, i))
             else:
@@ -233,6 +213,11 @@ class RunState:
         self.evaluation_random = state["evaluation_random"]
         with random_state(dict(self.evaluation_random)):
             pass  # What cannot be set is an error now, not at the first evaluation
+        self.objects_before = dict(state["objects"])
+        logs.restore(state, contents)
+        restore_wandb(logger, state["wandb_rows"])
+        # The run began with its first start
+        self.training_settings |= state["training"]
 
     def restore_after_start(self, state: dict[str, Any]) -> None:
         """
@@ -240,10 +225,9 @@ class RunState:
 
         :param state: Result of ``checked``
         """
-        seen, (env, *evaluation_envs) = self._seen(), self._envs()
-        self._take(env, "the environment", seen)
-        for each in evaluation_envs:
-            self._take(each, "the evaluation environment", seen)
+        seen = self._seen()
+        for env in self._envs():
+            take_environments(env, "the environment", seen, self.new_episodes)
         here = self._callback_states(seen, {})
         # Callbacks before the writer were already called for this rollout, as when the checkpoint was written
         called_before = self._called_before()
