@@ -171,7 +171,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         # A copy, which is aligned and writable
         arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
         tree = arrays.pop(TREE).numpy().tobytes()
-        return Checkpoint(path, _decode(json.loads(tree), arrays, {}))
+        return Checkpoint(path, _Decoder(arrays).decode(json.loads(tree)))
     except (CheckpointError, StateError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     # SyntaxError: NumPy parses the name of a type as Python code. RuntimeError: PyTorch raises it for axes that do not fit
@@ -338,56 +338,82 @@ def _items(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple | deque) else ()
 
 
-def _as_tensor(array: np.ndarray, name: str) -> th.Tensor:
+class _Decoder:
     """
-    :param array: An array
-    :param name: Type of PyTorch, of the same size
-    :return: tensor that shares its memory
-    """
-    dtype = getattr(th, name, None)
-    if not isinstance(dtype, th.dtype) or dtype.itemsize != array.itemsize:
-        raise ValueError(f"no tensor of type {name}")
-    return th.from_numpy(array).view(dtype)
+    Inverse of ``_Encoder``.
 
+    :param arrays: Arrays of a file, by name
+    """
 
-def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) -> Any:
-    """
-    :param value: Result of ``_Encoder``
-    :param arrays: Its arrays
-    :param repeated: Containers that stand in several places, by their number, as far as they have been read
-    :return: Plain data
-    """
-    if isinstance(value, list):
-        return [_decode(item, arrays, repeated) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if TAG not in value:
-        return {key: _decode(item, arrays, repeated) for key, item in value.items()}
-    kind = value[TAG]
-    if kind == "same":
-        if "value" in value:
-            repeated[value["number"]] = _decode(value["value"], arrays, repeated)
-        return repeated[value["number"]]
-    if kind == "object":
-        return ObjectState(value["kind"], _decode(value["values"], arrays, repeated))
-    if kind == "enum":
-        return _decode_member(value["kind"], value["member"])
-    if kind == "value":
-        return make_value(value["kind"], tuple(_decode_items(value, arrays, repeated)))
-    if kind in CONTAINERS:
-        items = _decode_items(value, arrays, repeated)
+    def __init__(self, arrays: dict[str, th.Tensor]) -> None:
+        self.arrays = arrays
+        # Containers that stand in several places, by their number, as far as they have been read
+        self.repeated: dict[int, Any] = {}
+
+    def decode(self, value: Any) -> Any:
+        """
+        :param value: Result of ``_Encoder.encode``
+        :return: Plain data
+        """
+        if isinstance(value, list):
+            return list(map(self.decode, value))
+        if not isinstance(value, dict):
+            return value
+        if TAG not in value:
+            return {key: self.decode(item) for key, item in value.items()}
+        return self._decode_tagged(value[TAG], value)
+
+    def _decode_tagged(self, kind: str, value: dict[str, Any]) -> Any:
+        if kind == "same":
+            if "value" in value:
+                self.repeated[value["number"]] = self.decode(value["value"])
+            return self.repeated[value["number"]]
+        if kind == "object":
+            return ObjectState(value["kind"], self.decode(value["values"]))
+        if kind == "enum":
+            return _find_member(value["kind"], value["member"])
+        if kind != "value" and kind not in CONTAINERS:
+            return self._decode_array(kind, value)
+        if not isinstance(value["items"], list):
+            # A range of billions may stand in its place
+            raise CheckpointError("it has a container without a list of items.")
+        items = self.decode(value["items"])
+        if kind == "value":
+            return make_value(value["kind"], tuple(items))
         return deque(items, value["maxlen"]) if kind == "deque" else CONTAINERS[kind](items)
-    return _decode_array(value, arrays)
+
+    def _decode_array(self, kind: str, value: dict[str, Any]) -> Any:
+        stored = self.arrays[value["name"]]
+        if kind == "tensor":
+            tensor = stored.permute(np.argsort(value["axes"]).tolist())
+            return tensor.requires_grad_(value.get("requires_grad", False))
+        if kind == "bytes":
+            return stored.numpy().tobytes()
+        dtype = np.dtype(str(value["dtype"]))
+        if dtype.hasobject or dtype.names is not None:
+            # Objects are addresses in memory
+            raise ValueError(f"an array of the type {dtype}")
+        if kind == "view":
+            return self._decode_view(stored.numpy().data, dtype, value)
+        array = np.frombuffer(stored.numpy().tobytes(), dtype).reshape(value["shape"])
+        return array[()] if kind == "scalar" else array.copy().transpose(np.argsort(value["axes"]))
+
+    def _decode_view(self, memory: memoryview, dtype: np.dtype, value: dict[str, Any]) -> Any:
+        # NumPy takes -1 for as many as there are, and then does not look whether they are inside the memory
+        if any(length < 0 for length in value["shape"]):
+            raise ValueError(f"an array of the shape {value['shape']}")
+        array = np.ndarray(value["shape"], dtype, memory, value["offset"], value["strides"])
+        if array.nbytes > LARGEST_RATIO * memory.nbytes:
+            raise ValueError(f"an array that shows {memory.nbytes} bytes as {array.nbytes}")
+        if "tensor" not in value:
+            return array
+        tensor_type = getattr(th, value["tensor"], None)
+        if not isinstance(tensor_type, th.dtype) or tensor_type.itemsize != array.itemsize:
+            raise ValueError(f"no tensor of type {value['tensor']}")
+        return th.from_numpy(array).view(tensor_type)
 
 
-def _decode_items(value: dict[str, Any], arrays: dict[str, th.Tensor], repeated: dict[int, Any]) -> list[Any]:
-    if not isinstance(value["items"], list):
-        # A range of billions may stand in its place
-        raise CheckpointError("it has a container without a list of items.")
-    return _decode(value["items"], arrays, repeated)
-
-
-def _decode_member(kind: str, member: Any) -> enum.Enum:
+def _find_member(kind: str, member: Any) -> enum.Enum:
     found = find_class(kind)
     if not (isinstance(found, type) and issubclass(found, enum.Enum)):
         raise CheckpointError(f"it has a member of the enum {kind}: import the module that defines it.")
@@ -395,32 +421,3 @@ def _decode_member(kind: str, member: Any) -> enum.Enum:
         return found(member) if issubclass(found, enum.Flag) else found[member]
     except (KeyError, ValueError):
         raise CheckpointError(f"the enum {kind} has no member {member!r}.") from None
-
-
-def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
-    kind = value[TAG]
-    if kind == "tensor":
-        tensor = arrays[value["name"]].permute(np.argsort(value["axes"]).tolist())
-        return tensor.requires_grad_(value.get("requires_grad", False))
-    if kind == "view":
-        memory, dtype = arrays[value["name"]].numpy().data, _decode_type(value["dtype"])
-        # NumPy takes -1 for as many as there are, and then does not look whether they are inside the memory
-        if any(length < 0 for length in value["shape"]):
-            raise ValueError(f"an array of the shape {value['shape']}")
-        array = np.ndarray(value["shape"], dtype, memory, value["offset"], value["strides"])
-        if array.nbytes > LARGEST_RATIO * memory.nbytes:
-            raise ValueError(f"an array that shows {memory.nbytes} bytes as {array.nbytes}")
-        return _as_tensor(array, value["tensor"]) if "tensor" in value else array
-    data = arrays[value["name"]].numpy().tobytes()
-    if kind == "bytes":
-        return data
-    array = np.frombuffer(data, dtype=_decode_type(value["dtype"])).reshape(value["shape"])
-    return array[()] if kind == "scalar" else array.copy().transpose(np.argsort(value["axes"]))
-
-
-def _decode_type(value: str) -> np.dtype:
-    dtype = np.dtype(str(value))
-    if dtype.hasobject or dtype.names is not None:
-        # Objects are addresses in memory
-        raise ValueError(f"an array of the type {value}")
-    return dtype

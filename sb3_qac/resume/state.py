@@ -202,8 +202,7 @@ def get_plain_attributes(obj: Any) -> dict[str, Any]:
 
 def _excluded(obj: Any) -> frozenset[str]:
     """:return: names of attributes that its class keeps out of checkpoints, such as data that it reads from a file"""
-    names = getattr(type(obj), "excluded_from_checkpoints", ())
-    return frozenset((names,) if isinstance(names, str) else names)
+    return frozenset(getattr(type(obj), "excluded_from_checkpoints", ()))
 
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:
@@ -413,21 +412,15 @@ def get_attributes(
 
 
 def _attribute_state(value: Any, name: str, seen: set[int]) -> Any:
-    if is_plain(value):
-        return value
-    if _is_built_once(value):
-        states = {part: get_state(item, f"{name}[{part!r}]", seen) for part, item in items_by_key(value).items()}
+    items = items_by_key(value)
+    if all(isinstance(item, BUILT_ONCE) for item in items.values()) and items and is_plain(list(items)):
+        states = {key: get_state(item, f"{name}[{key!r}]", seen) for key, item in items.items()}
         return states if isinstance(value, dict) else list(states.values())
     state = get_state(value, name, seen)
     if isinstance(value, dict):
         # As with other dictionaries, several attributes may have come to refer to it
         seen.discard(id(value))
     return state
-
-
-def _is_built_once(value: Any) -> bool:
-    items = items_by_key(value)
-    return bool(items) and all(isinstance(item, BUILT_ONCE) for item in items.values()) and is_plain(list(items))
 
 
 def _is_seen(value: Any, seen: set[int]) -> bool:
@@ -595,24 +588,19 @@ def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
             bit_generator.__setstate__((values["state"], np.random.SeedSequence(**values["seeds"])))
 
 
-@set_values.register
-def _(obj: np.random.RandomState, values: dict[str, Any], name: str) -> None:
-    obj.set_state(checked(values["state"]))
-
-
-@set_values.register
-def _(obj: random.Random, values: dict[str, Any], name: str) -> None:
-    obj.setstate(values["state"])
+@set_values.register(np.random.RandomState)
+@set_values.register(random.Random)
+@set_values.register(th.Generator)
+def _(obj: Any, values: dict[str, Any], name: str) -> None:
+    if isinstance(obj, random.Random):
+        obj.setstate(values["state"])
+    else:
+        obj.set_state(checked(values["state"]) if isinstance(obj, np.random.RandomState) else values["state"])
 
 
 # It draws from the operating system
 get_values.register(random.SystemRandom, lambda obj, name, seen: {})
 set_values.register(random.SystemRandom, lambda obj, values, name: None)
-
-
-@set_values.register
-def _(obj: th.Generator, values: dict[str, Any], name: str) -> None:
-    obj.set_state(values["state"])
 
 
 @get_values.register
