@@ -745,17 +745,19 @@ def test_an_entropy_coefficient_that_a_callback_sets_continues(tmp_path, algorit
             resume(make_model(A2C, ent_coef=0.25), tmp_path / "resumed")
 
 
-def test_a_schedule_that_a_callback_replaces_is_named_in_warnings(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "named", "before"), [("clip_range", "clip_range", 0.2), ("lr_schedule", "learning_rate", 0.001)]
+)
+def test_a_schedule_that_a_callback_replaces_is_named_in_warnings(name, named, before, tmp_path):
     def learn(steps, step):
-        change = Sets(step, lambda model: setattr(model, "clip_range", LinearSchedule(0.3, 0.1, 1.0)))
+        change = Sets(step, lambda model: setattr(model, name, LinearSchedule(0.3, 0.1, 1.0)))
         make_model(PPO).learn(steps, [change, ExactCheckpointCallback(tmp_path, save_freq=32, verbose=0)])
 
-    with pytest.warns(
-        UserWarning, match=r"do not have clip_range\..*: clip_range is \[0\.3, 0\.2\d*\], and was \[0\.2, 0\.2\]"
-    ) as said:
+    message = rf"do not have {named}\..*: {named} is \[0\.3, 0\.2\d*\], and was \[{before}, {before}\]"
+    with pytest.warns(UserWarning, match=message) as said:
         learn(192, step=64)
     assert len(said) == 1
-    with pytest.warns(UserWarning, match=r"not resumed exactly, because .* does not have clip_range: taken from this start"):
+    with pytest.warns(UserWarning, match=rf"not resumed exactly, because .* does not have {named}: taken from this start"):
         learn(256, step=None)
 
 
