@@ -152,7 +152,7 @@ class Hidden:
         type("Count", (int,), {})(5),
         np.array([[1], "x"], dtype=object),
         np.ma.masked_array([1, 2], [True, False]),
-        np.zeros(2, dtype=[("x", float)]),
+        np.zeros(2, dtype=[("x", "U3")]),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -169,6 +169,18 @@ def test_functions_made_by_functools_are_code():
     # As closures are
     env.bonus, env.known = functools.partial(max, [1]), functools.lru_cache(max)
     assert get_state(env).values.keys() == before.values.keys()
+
+
+def test_structured_arrays_of_numbers_are_kept(tmp_path):
+    env, other = (gym.make("CartPole-v1").unwrapped for _ in range(2))
+    for each, price in ((env, 5.5), (other, 0.0)):
+        each.trades = np.array([(3, price), (4, -price)], dtype=[("day", "i4"), ("price", float)])
+        each.prices = each.trades["price"]
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    np.testing.assert_array_equal(other.trades, env.trades)
+    # Still the same memory
+    other.trades[0] = (1, 2.0)
+    assert other.trades.dtype == env.trades.dtype and other.prices[0] == 2
 
 
 def test_a_namespace_and_an_ordered_dictionary_are_kept(tmp_path):

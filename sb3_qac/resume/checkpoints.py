@@ -28,6 +28,7 @@ from sb3_qac.resume.state import (
     ObjectState,
     StateError,
     find_class,
+    is_array_type,
     is_plain,
     items_of,
     kind_of,
@@ -261,7 +262,7 @@ class _Encoder:
             array, memory, offset = self.views[id(value)]
             layout = {"shape": list(array.shape), "strides": list(array.strides)}
             tensor = {"tensor": str(value.dtype).removeprefix("torch.")} if isinstance(value, th.Tensor) else {}
-            return {TAG: "view", "name": memory, "dtype": array.dtype.str, "offset": offset, **layout, **tensor}
+            return {TAG: "view", "name": memory, "dtype": _describe(array.dtype), "offset": offset, **layout, **tensor}
         # The keys "a/b" and "a", then "b", have the same position
         while name in self.arrays:
             name += "'"
@@ -277,7 +278,11 @@ class _Encoder:
         is_known = array.dtype.isnative and array.dtype.name in ARRAY_TYPES
         stored = array if is_known else np.frombuffer(array.tobytes(), dtype=np.uint8)
         self.arrays[name] = th.from_numpy(np.array(stored))
-        return {TAG: kind, "name": name, "dtype": array.dtype.str, "shape": list(array.shape), "axes": axes}
+        return {TAG: kind, "name": name, "dtype": _describe(array.dtype), "shape": list(array.shape), "axes": axes}
+
+
+def _describe(dtype: np.dtype) -> str | dict[str, str]:
+    return dtype.str if dtype.names is None else {name: dtype[name].str for name in dtype.names}
 
 
 def _memory_order(strides: Sequence[int]) -> list[int]:
@@ -389,9 +394,9 @@ class _Decoder:
             return tensor.requires_grad_(value.get("requires_grad", False))
         if kind == "bytes":
             return stored.numpy().tobytes()
-        dtype = np.dtype(str(value["dtype"]))
-        if dtype.hasobject or dtype.names is not None:
-            # Objects are addresses in memory
+        kept = value["dtype"]
+        dtype = np.dtype(list(kept.items()) if isinstance(kept, dict) else str(kept))
+        if not is_array_type(dtype):
             raise ValueError(f"an array of the type {dtype}")
         if kind == "view":
             return self._decode_view(stored.numpy().data, dtype, value)

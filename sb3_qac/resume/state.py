@@ -170,6 +170,18 @@ def make_value(kind: str, items: tuple) -> Any:
     return tuple.__new__(found, items)
 
 
+def is_array_type(dtype: np.dtype) -> bool:
+    """
+    :param dtype: Type of an array
+    :return: Whether checkpoints have such arrays: not of objects, which are addresses, and structured ones of numbers only
+    """
+    if dtype.names is None:
+        return not dtype.hasobject
+    fields = [(name, dtype[name]) for name in dtype.names]
+    # As it is written: without padding
+    return np.dtype(fields) == dtype and all(field.kind in "?biufcmM" for _, field in fields)
+
+
 def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
     """
     :param value: Any object
@@ -182,7 +194,7 @@ def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
     if isinstance(value, enum.Enum):
         return find_class(kind_of(value)) is type(value)
     if isinstance(value, np.generic) or type(value) is np.ndarray:
-        return not value.dtype.hasobject and value.dtype.names is None
+        return is_array_type(value.dtype)
     items = items_of(value)
     if items is None and type(value) in (list, tuple, deque, set, frozenset):
         items = value
