@@ -272,6 +272,7 @@ def test_damage_that_fits_its_name_is_refused_too(tmp_path):
 @pytest.mark.parametrize(
     ("value", "change"),
     [
+        *((np.arange(3.0), {"dtype": dtype}) for dtype in (",", "<f99", "(", "O", None)),
         *((th.ones(2, 3).T, {"axes": axes}) for axes in ([0], [0, 0, 1], "ab")),
         *((Games.Phase.DAY, {"kind": kind}) for kind in (5, None)),
         (Fraction(1, 2), {"kind": None}),

@@ -235,10 +235,19 @@ def test_a_run_does_not_log_to_the_run_of_wandb_of_another(unfinished, tmp_path,
     assert contents(tmp_path) == before
 
 
-def test_what_does_not_change_the_results_may_differ_in_a_command():
-    command = ["train.py", "--env", "Acrobot-v1", "-params", "gamma:0.9", "--log-folder", "runs"]
-    where = dict(algo="ppo", env="Acrobot-v1", log_folder="runs")
-    assert _arguments_of([*command, "--verbose", "0", "-P"]) == _arguments_of(command) == (where, ["-params", "gamma:0.9"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        "--env Acrobot-v1 -params gamma:0.9 n_steps:4 --log-folder runs --seed 1 -n -1 --verbose 0 -P",
+        "--algo ppo -n=-1 --seed=1 --env=Acrobot-v1 -f runs -params n_steps:4 gamma:0.9",
+    ],
+)
+def test_a_command_may_be_spelled_in_another_way(other):
+    command = "--env Acrobot-v1 -params gamma:0.9 n_steps:4 --log-folder runs --seed 1 -n -1"
+    found = _arguments_of(["train.py", *command.split()])
+    assert found["env"] == "Acrobot-v1" and found["-params"] == ["gamma:0.9", "n_steps:4"] and found["-n"] == ["-1"]
+    assert _arguments_of(["train.py", *other.split()]) == found
+    assert _arguments_of(["train.py", *command.replace("--seed 1", "--seed 2").split()]) != found
 
 
 def run_from_script(manager_class=ExperimentManager, **arguments):
