@@ -146,6 +146,7 @@ def test_spaces_are_those_of_make_atari_env():
         env.close()
 
 
+@pytest.mark.slow
 def test_a_model_trained_on_one_loads_on_the_other(tmp_path):
     stock, ours = both()
     for here, there in ((stock, ours), (ours, stock)):
@@ -459,6 +460,10 @@ def test_environments_that_would_do_something_else_are_not_replaced():
         env.render_mode = None
         with pytest.raises(ValueError, match=f"AleVecEnv would leave out {lost}"):
             to_ale_vec_env(env)
+    env = make_vec_env(BREAKOUT, 2, wrapper_class=AtariWrapper)
+    env.render_mode, env.envs[1] = None, TransformReward(env.envs[1], lambda reward: 2 * reward)
+    with pytest.raises(ValueError, match="AleVecEnv would leave out TransformReward"):
+        to_ale_vec_env(env)
 
 
 def test_environments_that_differ_are_not_replaced_by_the_first():
@@ -476,6 +481,7 @@ def test_a_monitor_around_the_wrapper_is_not_replaced_by_one_that_records_someth
         to_ale_vec_env(env)
 
 
+@pytest.mark.slow
 def test_sticky_actions_of_a_game_are_those_of_the_argument():
     """``PongNoFrameskip-v0`` repeats actions with a probability of 0.25."""
     of_game, of_argument, of_game_argument, without = (

@@ -471,7 +471,9 @@ def minatar():
     "make_env",
     [
         pytest.param(minatar, id="MinAtar"),
-        pytest.param(lambda: VecFrameStack(make_atari_env("BreakoutNoFrameskip-v4", 2, seed=3), 4), id="Atari"),
+        pytest.param(
+            lambda: VecFrameStack(make_atari_env("BreakoutNoFrameskip-v4", 2, seed=3), 4), id="Atari", marks=pytest.mark.slow
+        ),
         pytest.param(lambda: VecNormalize(make_vec_env("CartPole-v1", 2, seed=3)), id="normalised"),
     ],
 )

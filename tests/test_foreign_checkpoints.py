@@ -212,7 +212,7 @@ def test_other_kinds_of_text_are_no_paths_and_nothing_hides_a_method(values, tmp
 class Records(gym.Wrapper):
     """As gymnasium's ``RecordVideo``, with data that checkpoints do not hold."""
 
-    excluded_from_checkpoints = ("prices",)
+    excluded_from_checkpoints = "prices"
 
     def __init__(self, env, folder):
         super().__init__(env)

@@ -55,6 +55,7 @@ for mode in ("default", "keep"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
 def test_freed_memory_is_kept():
     """48 MB taken and given back twenty times: some 230,000 pages of 4 KB to fault in, or hardly one."""

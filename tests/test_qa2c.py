@@ -122,7 +122,7 @@ def test_learns_the_identity(estimator):
 @pytest.mark.parametrize(
     ("shrinkage", "dueling", "learns"),
     [
-        pytest.param(0.0, False, False, id="neither"),
+        pytest.param(0.0, False, False, id="neither", marks=pytest.mark.slow),
         pytest.param(1.0, False, True, id="shrinkage"),
         pytest.param(0.0, True, True, id="dueling", marks=pytest.mark.slow),
     ],

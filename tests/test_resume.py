@@ -166,7 +166,8 @@ def train(algorithm, folder, stop=np.inf, normalize=False, progress_bar=False):
 
 @pytest.mark.filterwarnings("ignore:rich is experimental")
 @pytest.mark.parametrize(
-    ("algorithm", "normalize", "progress_bar"), [(QA2C, True, False), (PPO, False, True), (REINFORCE, False, False)]
+    ("algorithm", "normalize", "progress_bar"),
+    [(QA2C, True, True), *(pytest.param(each, False, False, marks=pytest.mark.slow) for each in (PPO, REINFORCE))],
 )
 def test_a_run_continues_exactly(algorithm, normalize, progress_bar, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
@@ -479,7 +480,7 @@ def in_processes():
     [
         (lambda: make_vec_env(Unrepeatable, 2, wrapper_class=EpisodeReplay), 100, "did not reproduce the saved observation"),
         (lambda: make_vec_env(Unrepeatable, 2), 0, "hidden .* cannot be taken"),
-        (in_processes, 0, "in other processes"),
+        pytest.param(in_processes, 0, "in other processes", marks=pytest.mark.slow),
     ],
     ids=["replayed", "hidden", "in processes"],
 )
@@ -870,7 +871,7 @@ class KeepsTheWriter(BaseCallback):
         return True
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["before", "behind"])
+@pytest.mark.parametrize("order", [pytest.param(1, marks=pytest.mark.slow), -1], ids=["before", "behind"])
 def test_a_callback_that_keeps_the_writer_of_tensorboard_continues_in_the_same_folder(order, tmp_path):
     for stop in (100, 200, np.inf):
         # In a second of its own: TensorBoard sorts its files by their times
@@ -1799,3 +1800,15 @@ def test_an_evaluation_writes_its_files_again_where_they_are_of_after_the_checkp
     assert evaluations["timesteps"].tolist() == [100, 200, 300, 400]
     assert all(np.array_equal(resumed[name], evaluations[name]) for name in ("timesteps", "results", "ep_lengths"))
     assert_same_parameters(resumed_best, best)
+
+
+def test_another_number_of_episodes_is_refused_where_evaluations_are_kept_in_one_table(tmp_path):
+    def train(n_steps, n_eval_episodes):
+        env = make_vec_env("CartPole-v1", 1, seed=3)
+        evaluation = EvalCallback(env, n_eval_episodes=n_eval_episodes, eval_freq=50, log_path=tmp_path, verbose=0)
+        make_model(QA2C).learn(n_steps, [evaluation, ExactCheckpointCallback(tmp_path / "checkpoints", verbose=0)])
+
+    train(320, 1)
+    with pytest.raises(CheckpointError, match=r"`n_eval_episodes` of EvalCallback is 2, and was 1.*give the earlier number"):
+        train(640, 2)
+    train(640, 1)

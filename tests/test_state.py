@@ -98,7 +98,7 @@ def test_stock_atari_games_go_on_alike(tmp_path):
 
 
 # With and without FIRE
-@pytest.mark.parametrize("env_id", ["BreakoutNoFrameskip-v4", "QbertNoFrameskip-v4"])
+@pytest.mark.parametrize("env_id", ["BreakoutNoFrameskip-v4", pytest.param("QbertNoFrameskip-v4", marks=pytest.mark.slow)])
 def test_native_atari_games_go_on_alike(env_id, tmp_path, monkeypatch):
     # Several seeds in the steps that are played: from some environments on a later seed than others
     monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 40)
@@ -153,6 +153,7 @@ class Hidden:
         np.array([[1], "x"], dtype=object),
         np.ma.masked_array([1, 2], [True, False]),
         np.zeros(2, dtype=[("x", "U3")]),
+        np.zeros(2, dtype=[("x", float)])[0],
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -336,6 +337,7 @@ def test_a_replay_gives_the_actions_as_they_were(tmp_path):
     assert_go_on_alike(make_env, tmp_path, before=20, after=20)
 
 
+@pytest.mark.slow
 def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
     monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 100)
     env = make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=3, vec_env_kwargs=dict(num_threads=1))

@@ -195,7 +195,9 @@ def test_settings_are_those_of_the_comparison_where_there_are_some():
     assert config_of("pqn", "Acrobot-v1") == str(presets("pqn"))
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("pong", "spaceinvaders") else []) for name in STUDIES]
+)
 def test_every_algorithm_of_a_study_can_be_made_and_is_trained_for_as_long(name, tmp_path):
     pytest.importorskip("minatar")
     settings = dict(n_timesteps=STUDIES[name].steps, n_eval_episodes=1, wandb="disabled", device="cpu")
@@ -372,7 +374,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     grid = functools.partial(make_grid, "cartpole", ["task1"], [0], tmp_path / "study", str(config))
     assert run_study(grid(**SMALL)) == {}
     before = content(tmp_path)
-    for name, value in {"n_timesteps": 3000, "eval_from": 9.5, "deterministic": True}.items():
+    for name, value in {"n_timesteps": 3000, "eval_from": 9.5}.items():
         with pytest.raises(ValueError, match=f"other settings in .*task1_seed-0: `{name}` is {value}, and was"):
             run_study(grid(**{**SMALL, name: value}))
     # A run from before there was a setting was trained without it
@@ -491,6 +493,7 @@ def test_a_signal_while_processes_start_is_not_lost(tmp_path):
     assert not any(Path(run.folder, "run.json").exists() for run in runs) and processes() == []
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_is_killed_is_named_and_the_others_go_on(tmp_path):
     long, short = (
         make_grid("cartpole", ["task1"], [seed], tmp_path, **{**SMALL, "n_timesteps": steps})
@@ -617,7 +620,7 @@ def test_settings_that_never_worked_are_forgotten_also_if_the_next_try_is_interr
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, pytest.param(OSError, marks=pytest.mark.slow)])
 def test_the_time_of_a_run_does_not_include_that_between_two_of_its_lives(error, tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
     status, clock = Path(run.folder, "status.json"), time.monotonic
@@ -946,7 +949,7 @@ def test_a_file_of_hyperparameters_is_checked_before_any_training(text, message,
     assert not list((tmp_path / "out").rglob("run.json"))
     if text.startswith("Acrobot"):
         with pytest.raises(
-            SystemExit, match=r"not found for qa2c-PongNoFrameskip-v4 in .*, which has no entry PongNoFrameskip-v4 or `atari`"
+            SystemExit, match=r"not found for qa2c-PongNoFrameskip-v4 in .*, which has no PongNoFrameskip-v4 or `atari`"
         ):
             main(["study", "PongNoFrameskip-v4", *command[2:]])
 
@@ -1169,7 +1172,8 @@ def test_a_run_that_cannot_be_resumed_runs_all_the_same(env_id, algo, tmp_path):
 @pytest.mark.parametrize(("algo", "native"), [("task1", True), ("ppo", False)])
 def test_evaluations_are_of_whole_new_games_on_games_of_their_own(algo, native, tmp_path):
     """RL Zoo's preset of PPO has no wrapper for new games."""
-    (run,) = make_grid("BreakoutNoFrameskip-v4", [algo], [3], tmp_path, **{**SMALL, "native": native})
+    settings = {**SMALL, "native": native, "hyperparams": {"n_envs": 1}}
+    (run,) = make_grid("BreakoutNoFrameskip-v4", [algo], [3], tmp_path, **settings)
     manager = StudyManager(run)
     model, _ = manager.setup_experiment()
     (evaluation,) = [callback for callback in manager.callbacks if isinstance(callback, EvalCallback)]
@@ -1202,6 +1206,7 @@ def test_evaluations_of_two_seeds_have_no_game_in_common(tmp_path):
     assert len(seeds) == len(set(seeds)) == 3 * SMALL["n_eval_episodes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_evaluation_presses_fire_at_the_start_of_each_life_as_training_does(native, tmp_path):
     """Without, an agent that never learnt to press it would wait for the time limit of the game."""

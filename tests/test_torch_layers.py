@@ -158,6 +158,7 @@ def test_a_compiled_policy_is_one_graph_in_every_step_of_a_rollout():
 
 
 # Not with Inductor, PyTorch's default, which rounds differently and takes many seconds
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_training_with_the_network_compiled_as_one_graph_is_identical(dtype, tmp_path):
     policies = []

@@ -79,7 +79,9 @@ def test_presets_of_the_comparison_have_the_same_environments():
     assert wrappers[0] == wrappers[1] and "sb3_qac.common.wrappers.NewGameOnReset" in wrappers[0]
 
 
-@pytest.mark.parametrize("environments", [pytest.param({}, id="SB3"), pytest.param(NATIVE, id="native")])
+@pytest.mark.parametrize(
+    "environments", [pytest.param({}, id="SB3"), pytest.param(NATIVE, id="native", marks=pytest.mark.slow)]
+)
 def test_every_evaluation_in_rl_zoo_plays_whole_new_games(environments, tmp_path):
     from rl_zoo3.exp_manager import ExperimentManager
 

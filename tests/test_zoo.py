@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import gymnasium as gym
@@ -147,6 +148,7 @@ def test_the_trials_of_an_optimisation_keep_no_checkpoints(tmp_path, rl_zoo):
     assert "Number of finished trials:  1" in printed and not list(tmp_path.rglob("checkpoints"))
 
 
+@pytest.mark.slow
 def test_a_callback_of_the_users_in_an_optimisation_need_not_be_written_to_a_file(tmp_path, rl_zoo):
     (tmp_path / "config.py").write_text(
         "import threading\nfrom stable_baselines3.common.callbacks import BaseCallback\n\n\n"
@@ -159,6 +161,7 @@ def test_a_callback_of_the_users_in_an_optimisation_need_not_be_written_to_a_fil
     assert "Number of finished trials:  1" in rl_zoo("train", *arguments, *trials, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_an_optimisation_of_the_sampled_estimator_has_no_correction(tmp_path, rl_zoo):
     trials = ["-optimize", "--n-trials", 3, "--sampler", "random", "--n-evaluations", 1, "--no-optim-plots"]
     sampled = ["-params", "policy_gradient:'sampled'", "n_envs:1"]
@@ -352,6 +355,7 @@ def test_the_agent_of_an_environment_with_a_point_in_its_name_is_found(tmp_path,
     assert "Mean reward" in rl_zoo("enjoy", *arguments, "-f", "logs", "-n", 600, "--no-render", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_train_without_the_hook(tmp_path):
     train = ["train", *ARGUMENTS, "-n", 100, "--eval-freq", -1]
     assert "Saving to" in python("-m", "sb3_qac", "zoo", *train, cwd=tmp_path, SB3_QAC_ZOO_HOOK="0")
@@ -402,6 +406,7 @@ def test_doctor_finds_a_healthy_installation(capsys):
     assert all(algo in found["RL Zoo"] for algo in zoo.ALGORITHMS)
 
 
+@pytest.mark.slow
 def test_doctor_says_why_the_hook_could_not_register(tmp_path, monkeypatch, capsys):
     (tmp_path / "rl_zoo3").mkdir()
     for name in ("__init__", "utils", "hyperparams_opt", "exp_manager"):
@@ -488,6 +493,15 @@ def test_a_name_that_another_algorithm_has_is_left_to_it_with_a_warning():
     assert utils.ALGOS == {**zoo.ALGORITHMS, "reinforce": dict}
     assert hyperparams_opt.HYPERPARAMS_SAMPLER["reinforce"] is sampler
     assert set(hyperparams_opt.HYPERPARAMS_SAMPLER) == set(search_space.SAMPLERS)
+
+
+def test_a_name_that_is_taken_is_no_error_where_warnings_are_errors(capsys):
+    modules = fake_zoo()
+    modules["rl_zoo3.utils"].ALGOS["reinforce"] = dict
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        zoo.register_in(modules["rl_zoo3.utils"])
+    assert "knows 'reinforce' already" in capsys.readouterr().err
 
 
 def test_an_algorithm_of_the_user_s_with_our_name_gets_no_search_space_of_ours(monkeypatch):
@@ -677,6 +691,7 @@ def test_presets_are_there_for_all_environments_that_the_readme_names():
     assert PRESETS["PongNoFrameskip-v4"]["n_timesteps"] == 15_000_000
 
 
+@pytest.mark.slow
 def test_native_environments_are_one_key_away(tmp_path, rl_zoo):
     """For training and for evaluation."""
     native = "vec_env_wrapper:'sb3_qac.common.env_util.to_ale_vec_env'"

@@ -546,6 +546,7 @@ def test_a_part_in_a_hidden_folder_is_found(live, tmp_path):
     assert list(load_study(tmp_path / "packed" / ".old")["CartPole-v1"]) == ["a2c"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_noise")
 def test_the_ladder_has_the_same_page_when_it_is_packed(tmp_path):
     settings = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")

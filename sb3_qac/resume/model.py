@@ -26,6 +26,7 @@ from sb3_qac.resume.identity import (
     training_settings,
 )
 from sb3_qac.resume.state import (
+    StateError,
     check_objects,
     get_attributes,
     is_plain,
@@ -215,6 +216,9 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
     algorithm = without_settings(model, state["algorithm"], names_kept_elsewhere(model))
     # First, because what differs is refused, and then the model stays as it is
     counters = {name: int(state["model"][name]) for name in COUNTERS}
+    if min(counters.values()) < 0:
+        raise CheckpointError(f"The counters of a model are at least 0, but those of the checkpoint are {counters}.")
+    _check_same_optimizer(model, state["optimizer"])
     check_objects(here[0], state["rollout_buffer"], "the rollout buffer")
     check_objects(here[1], algorithm, type(model).__name__)
     if new_episodes:
@@ -248,6 +252,18 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
         if (saved := getattr(model, name)).maxlen != model._stats_window_size:
             setattr(model, name, deque(saved, maxlen=model._stats_window_size))
     model.start_time = time.time_ns() - state["elapsed"]
+
+
+def _check_same_optimizer(model: BaseAlgorithm, state: dict[str, Any]) -> None:
+    now, then = (
+        [sorted(group.keys() - {"params"}) for group in groups]
+        for groups in (model.policy.optimizer.param_groups, state["param_groups"])
+    )
+    if now != then:
+        raise StateError(
+            f"The optimizer's settings are {now}, and were {then}: it is of another class, or has other groups of parameters. "
+            "If the run replaces its optimizer, replace it before `learn`."
+        )
 
 
 def resume(model: SelfOnPolicyAlgorithm, path: str | os.PathLike, new_episodes: bool = False) -> SelfOnPolicyAlgorithm:

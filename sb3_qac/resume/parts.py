@@ -193,6 +193,15 @@ class RunState:
         here, there = [type(callback).__name__ for callback in self.callbacks()], [name for name, _ in state["callbacks"]]
         if here != there:
             raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
+        for evaluation, (_, values) in zip(self.callbacks(), state["callbacks"], strict=True):
+            if not isinstance(evaluation, EvalCallback):
+                continue
+            results, n_episodes = values.get("evaluations_results"), evaluation.n_eval_episodes
+            if evaluation.log_path is not None and results and len(results[-1]) != n_episodes:
+                raise CheckpointError(
+                    f"`n_eval_episodes` of EvalCallback is {n_episodes}, and was {len(results[-1])}. With a `log_path` all "
+                    "evaluations are in one table, so they must have equally many episodes: give the earlier number."
+                )
         logs = Logs(logger, envs, self.folder)
         contents = logs.contents_of(state)
         restore_model(self.model, state, self.new_episodes)

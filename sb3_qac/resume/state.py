@@ -87,8 +87,8 @@ VALUES: dict[type, tuple[Callable[[Any], tuple], Callable[..., Any]]] = {
         lambda fold, *args: datetime.datetime(*args, fold=fold),
     ),
 }
-# No checkpoint has containers that are nested more deeply; one may contain itself
-MOST_LEVELS = 100
+# No checkpoint has containers that are nested more deeply (one may contain itself), and whole numbers with more bits
+MOST_LEVELS, MOST_BITS = 100, 14_000
 METHODS = (types.MethodType, types.BuiltinMethodType)
 IMMUTABLE = (str, bytes, int, float, tuple, frozenset)
 PLAIN_DICTS = (dict, OrderedDict)
@@ -189,11 +189,16 @@ def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
     :return: Whether it consists only of numbers, strings, further values, members of enums, arrays, tensors and containers of
         these
     """
-    if value is None or type(value) in (bool, int, float, str, bytes, th.Tensor):
+    if type(value) is int:
+        return value.bit_length() <= MOST_BITS
+    if value is None or type(value) in (bool, float, str, bytes, th.Tensor):
         return True
     if isinstance(value, enum.Enum):
         return find_class(kind_of(value)) is type(value)
-    if isinstance(value, np.generic) or type(value) is np.ndarray:
+    if isinstance(value, np.generic):
+        # One with fields is a view of the array that it comes from
+        return value.dtype.names is None and not value.dtype.hasobject
+    if type(value) is np.ndarray:
         return is_array_type(value.dtype)
     items = items_of(value)
     if items is None and type(value) in (list, tuple, deque, set, frozenset):
@@ -214,7 +219,8 @@ def get_plain_attributes(obj: Any) -> dict[str, Any]:
 
 def _excluded(obj: Any) -> frozenset[str]:
     """:return: names of attributes that its class keeps out of checkpoints, such as data that it reads from a file"""
-    return frozenset(getattr(type(obj), "excluded_from_checkpoints", ()))
+    names = getattr(type(obj), "excluded_from_checkpoints", ())
+    return frozenset((names,) if isinstance(names, str) else names)
 
 
 def set_attributes(obj: Any, values: dict[str, Any]) -> None:

@@ -231,6 +231,11 @@ def _read_hyperparams(run: Run) -> tuple[StudyManager, dict[str, Any]]:
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{manager.config} has no hyperparameters by environment: {error}.") from None
     except (ImportError, KeyError) as error:
+        if error.args == ("atari",):
+            raise ValueError(
+                f"Hyperparameters not found for {run.algo}-{run.env_id} in {manager.config}, which has no {run.env_id} or "
+                "`atari`."
+            ) from None
         # RL Zoo takes every other name for that of a module
         raise ValueError(
             f"{manager.config} cannot be read: {error}. It must be a YAML file (.yml, .yaml) with hyperparameters by "
