@@ -504,6 +504,7 @@ def test_sticky_actions_of_two_sources_are_refused():
         AleVecEnv("PongNoFrameskip-v0", action_repeat_probability=0.5)
 
 
+@pytest.mark.slow
 def test_the_ball_is_launched_at_the_start_of_a_game_with_sticky_actions():
     n_envs = 6
     env = AleVecEnv(BREAKOUT, n_envs, seed=0, action_repeat_probability=0.5)
@@ -638,6 +639,7 @@ def without_times(results):
     return observations, rewards, dones, [{**info, "episode": {**info.get("episode", {}), "t": 0}} for info in infos]
 
 
+@pytest.mark.slow
 def test_an_interrupted_step_is_dropped_or_made_completely(monkeypatch):
     """In a step that ends a game and takes a new seed. What follows can be resumed."""
     monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 20)

@@ -55,6 +55,7 @@ def installed(request, wheel, tmp_path):
     return python
 
 
+@pytest.mark.slow
 def test_literal_command_works_after_one_install_and_nothing_stays_after_an_uninstall(installed, tmp_path):
     command = [installed, "-m", "rl_zoo3.train", "--algo", "qa2c", "--env", "CartPole-v1", "-n", 100, "--eval-freq", -1]
     printed = call(*command, cwd=tmp_path)

@@ -173,7 +173,9 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(tmp_path):
 def test_environment_and_policy_that_cannot_be_used_are_refused():
     with pytest.raises(ValueError, match=r"must be `gymnasium.spaces.Discrete`, but Box.* was given"):
         PQN("MlpPolicy", "Pendulum-v1", **SMALL)
-    with pytest.raises(ValueError, match=r"`policy` must be 'MlpPolicy', 'CnnPolicy' or a subclass.*ActorCriticPolicy"):
+    with pytest.raises(
+        ValueError, match=r"`policy` must be 'MlpPolicy', 'CnnPolicy', 'MultiInputPolicy' or a subclass.*ActorCriticPolicy"
+    ):
         PQN(ActorCriticPolicy, "CartPole-v1", **SMALL)
     env = IdentityEnv(dim=3)
     env.observation_space = spaces.Discrete(3, start=1)

@@ -123,7 +123,7 @@ def test_learns_the_identity(estimator):
     ("shrinkage", "dueling", "learns"),
     [
         pytest.param(0.0, False, False, id="neither", marks=pytest.mark.slow),
-        pytest.param(1.0, False, True, id="shrinkage"),
+        pytest.param(1.0, False, True, id="shrinkage", marks=pytest.mark.slow),
         pytest.param(0.0, True, True, id="dueling", marks=pytest.mark.slow),
     ],
 )

@@ -87,6 +87,7 @@ def test_environments_go_on_alike(name, tmp_path):
     assert_go_on_alike(ENVS[name], tmp_path, before=70, after=140)
 
 
+@pytest.mark.slow
 def test_stock_atari_games_go_on_alike(tmp_path):
     wrapper_kwargs = dict(action_repeat_probability=0.25)
     assert_go_on_alike(
@@ -98,6 +99,7 @@ def test_stock_atari_games_go_on_alike(tmp_path):
 
 
 # With and without FIRE
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["BreakoutNoFrameskip-v4", pytest.param("QbertNoFrameskip-v4", marks=pytest.mark.slow)])
 def test_native_atari_games_go_on_alike(env_id, tmp_path, monkeypatch):
     # Several seeds in the steps that are played: from some environments on a later seed than others

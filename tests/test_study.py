@@ -196,7 +196,11 @@ def test_settings_are_those_of_the_comparison_where_there_are_some():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("pong", "spaceinvaders") else []) for name in STUDIES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("pong", "spaceinvaders", "ablation") else [])
+        for name in STUDIES
+    ],
 )
 def test_every_algorithm_of_a_study_can_be_made_and_is_trained_for_as_long(name, tmp_path):
     pytest.importorskip("minatar")
@@ -981,6 +985,7 @@ def test_a_gpu_is_sought_on_the_machine_that_trains(tmp_path, monkeypatch):
     assert "but PyTorch finds no GPU" in train_run(run)
 
 
+@pytest.mark.slow
 def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
     """The module is imported in the processes of ``--jobs`` too, and by the commands that read the run."""
     (tmp_path / "my_package.py").write_text(
@@ -1162,7 +1167,10 @@ def test_params_that_cannot_be_used_are_refused_before_any_training(entry, messa
 
 
 # RL Zoo's PPO for Pendulum has state-dependent exploration
-@pytest.mark.parametrize(("env_id", "algo"), [("cartpole", "dqn"), pytest.param("Pendulum-v1", "ppo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("env_id", "algo"),
+    [pytest.param("cartpole", "dqn", marks=pytest.mark.slow), pytest.param("Pendulum-v1", "ppo", marks=pytest.mark.slow)],
+)
 def test_a_run_that_cannot_be_resumed_runs_all_the_same(env_id, algo, tmp_path):
     (run,) = make_grid(env_id, [algo], [0], tmp_path, **SMALL)
     assert train_run(run) is None
@@ -1172,7 +1180,7 @@ def test_a_run_that_cannot_be_resumed_runs_all_the_same(env_id, algo, tmp_path):
 @pytest.mark.parametrize(("algo", "native"), [("task1", True), ("ppo", False)])
 def test_evaluations_are_of_whole_new_games_on_games_of_their_own(algo, native, tmp_path):
     """RL Zoo's preset of PPO has no wrapper for new games."""
-    settings = {**SMALL, "native": native, "hyperparams": {"n_envs": 1}}
+    settings = {**SMALL, "native": native, "hyperparams": {"n_envs": 2}}
     (run,) = make_grid("BreakoutNoFrameskip-v4", [algo], [3], tmp_path, **settings)
     manager = StudyManager(run)
     model, _ = manager.setup_experiment()
@@ -1335,6 +1343,7 @@ def test_on_a_full_disk_a_command_says_so(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == "report: the disk is full (report.md). Free some space, and give the command again.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="shells of Windows have no such exit code")
 def test_a_command_whose_output_nobody_reads_ends_without_a_traceback():
     command = [sys.executable, "-m", "sb3_qac", "presets"]

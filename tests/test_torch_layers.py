@@ -144,6 +144,7 @@ def test_a_copy_made_within_a_rollout_reads_its_own_weights(copied):
         assert (copy_of_it(obs) - before).norm() > 0.1 * before.norm()
 
 
+@pytest.mark.slow
 def test_a_compiled_policy_is_one_graph_in_every_step_of_a_rollout():
     """``fullgraph`` and the limit of one make an error of a break, and of a second compilation."""
     parameters = []

@@ -263,6 +263,7 @@ def run_from_script(manager_class=ExperimentManager, **arguments):
     return Path(manager.save_path).name
 
 
+@pytest.mark.slow
 def test_the_seed_and_the_trained_agent_tell_the_runs_of_a_script_apart(tmp_path, monkeypatch):
     """They have the same command line."""
     monkeypatch.chdir(tmp_path)
