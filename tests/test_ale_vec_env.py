@@ -373,6 +373,7 @@ def test_images_show_what_the_agent_sees():
     assert [image.shape for image in images] == [(84, 84, 3)] * 2
     np.testing.assert_array_equal(images[1][:, :, 2], obs[1, 0])
     assert env.render("rgb_array").shape == (168, 84, 3)
+    assert env.metadata["render_modes"] == ["rgb_array"]
     without = make_ale_vec_env(PONG, 2, seed=0, env_kwargs=dict(render_mode=None))
     with pytest.warns(UserWarning, match="No images: make the environments with `render_mode='rgb_array'`"):
         assert without.get_images() == [None, None]

@@ -898,10 +898,11 @@ def test_another_tensorboard_log_is_continued_in_and_said(tmp_path):
         model.logger.close()
 
     learn(64, "first")
-    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "mine" / "empty").mkdir(parents=True)
     with pytest.warns(UserWarning, match="from here on are in .*second/deep/QA2C_1, and those before were in .*first/Q"):
         learn(128, "second/deep")
     learn(192, "second/deep")
+    assert (tmp_path / "second" / "mine" / "empty").is_dir()
     first, second = (tensorboard_rows(tmp_path / name / "QA2C_1") for name in ("first", "second/deep"))
     # The first one is in the row of the second update
     assert {step for step, *_ in first} == {64} and {step for step, *_ in second} == {96, 128, 160, 192}

@@ -51,7 +51,7 @@ class ExactCheckpointCallback(BaseCallback):
     It works with every ``OnPolicyAlgorithm`` of SB3 (A2C, PPO, QA2C, QPPO). Environments must be in a ``DummyVecEnv`` or an
     ``AleVecEnv``, except with ``new_episodes``. The state of the other callbacks is kept too: plain data, random generators,
     environments and objects made of them. A callback with anything else is refused at the start. Attributes of the algorithm
-    that change are kept in the same way, and what cannot be kept is named in a warning.
+    are kept in the same way, and what cannot be kept is named in a warning.
 
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints
