@@ -30,10 +30,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from sb3_qac.commands import HelpFormatter, add_training_options
-from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checks import check_device, check_integer, check_number
 from sb3_qac.common.files import make_folder
-from sb3_qac.common.threads import limit_spinning
+from sb3_qac.common.process import keep_freed_memory, limit_spinning
 from sb3_qac.study.catalogue import TASKS
 from sb3_qac.study.grid import ZOO_ENTRIES, check_entry, describe_failure, make_grid, run_study
 from sb3_qac.study.loading import load_evaluations

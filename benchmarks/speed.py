@@ -35,10 +35,9 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import get_device, obs_as_tensor
 
 from sb3_qac.commands import HelpFormatter
-from sb3_qac.common.allocator import keep_freed_memory
 from sb3_qac.common.checks import check_action_space, check_device, check_number
 from sb3_qac.common.files import check_writable, make_folder
-from sb3_qac.common.threads import limit_spinning
+from sb3_qac.common.process import keep_freed_memory, limit_spinning
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.reinforce import REINFORCE

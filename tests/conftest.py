@@ -37,9 +37,13 @@ def rl_zoo(monkeypatch):
             assert main(["zoo", command, *map(str, arguments)]) == 0
         return printed.getvalue()
 
-    n_threads = th.get_num_threads()
+    n_threads, environ = th.get_num_threads(), dict(os.environ)
+    # A command with `--track` sets it, and variables of W&B
+    monkeypatch.setattr("sb3_qac.zoo.resume._resumed_wandb_run", None)
     yield run
     th.set_num_threads(n_threads)
+    os.environ.clear()
+    os.environ.update(environ)
 
 
 @pytest.fixture

@@ -113,9 +113,14 @@ def json_rows(folder: Path) -> list[dict]:
 
 
 def tensorboard_rows(folder: Path) -> list[tuple]:
-    rows = []
-    for path in sorted(folder.glob("events.out.tfevents.*")):
+    """:return: step, tag and value of each row that TensorBoard shows"""
+    rows: list[tuple] = []
+    # TensorBoard sorts by name, in which the time is in seconds
+    for path in sorted(folder.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_ctime_ns):
         for event in LegacyEventFileLoader(str(path)).Load():
+            if event.HasField("session_log"):
+                # A start that was resumed
+                rows = [row for row in rows if row[0] < event.step]
             rows += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
     return sorted(row for row in rows if row[1] not in WALL_CLOCK)
 

@@ -4,6 +4,7 @@ import functools
 import gc
 import inspect
 import os
+import signal
 import sys
 import weakref
 from dataclasses import replace
@@ -145,6 +146,7 @@ def test_spaces_are_those_of_make_atari_env():
         env.close()
 
 
+@pytest.mark.slow
 def test_a_model_trained_on_one_loads_on_the_other(tmp_path):
     stock, ours = both()
     for here, there in ((stock, ours), (ours, stock)):
@@ -371,6 +373,7 @@ def test_images_show_what_the_agent_sees():
     assert [image.shape for image in images] == [(84, 84, 3)] * 2
     np.testing.assert_array_equal(images[1][:, :, 2], obs[1, 0])
     assert env.render("rgb_array").shape == (168, 84, 3)
+    assert env.metadata["render_modes"] == ["rgb_array"]
     without = make_ale_vec_env(PONG, 2, seed=0, env_kwargs=dict(render_mode=None))
     with pytest.warns(UserWarning, match="No images: make the environments with `render_mode='rgb_array'`"):
         assert without.get_images() == [None, None]
@@ -458,6 +461,10 @@ def test_environments_that_would_do_something_else_are_not_replaced():
         env.render_mode = None
         with pytest.raises(ValueError, match=f"AleVecEnv would leave out {lost}"):
             to_ale_vec_env(env)
+    env = make_vec_env(BREAKOUT, 2, wrapper_class=AtariWrapper)
+    env.render_mode, env.envs[1] = None, TransformReward(env.envs[1], lambda reward: 2 * reward)
+    with pytest.raises(ValueError, match="AleVecEnv would leave out TransformReward"):
+        to_ale_vec_env(env)
 
 
 def test_environments_that_differ_are_not_replaced_by_the_first():
@@ -475,6 +482,7 @@ def test_a_monitor_around_the_wrapper_is_not_replaced_by_one_that_records_someth
         to_ale_vec_env(env)
 
 
+@pytest.mark.slow
 def test_sticky_actions_of_a_game_are_those_of_the_argument():
     """``PongNoFrameskip-v0`` repeats actions with a probability of 0.25."""
     of_game, of_argument, of_game_argument, without = (
@@ -497,6 +505,7 @@ def test_sticky_actions_of_two_sources_are_refused():
         AleVecEnv("PongNoFrameskip-v0", action_repeat_probability=0.5)
 
 
+@pytest.mark.slow
 def test_the_ball_is_launched_at_the_start_of_a_game_with_sticky_actions():
     n_envs = 6
     env = AleVecEnv(BREAKOUT, n_envs, seed=0, action_repeat_probability=0.5)
@@ -631,6 +640,7 @@ def without_times(results):
     return observations, rewards, dones, [{**info, "episode": {**info.get("episode", {}), "t": 0}} for info in infos]
 
 
+@pytest.mark.slow
 def test_an_interrupted_step_is_dropped_or_made_completely(monkeypatch):
     """In a step that ends a game and takes a new seed. What follows can be resumed."""
     monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 20)
@@ -775,3 +785,27 @@ def test_a_process_on_one_core_gets_one_thread():
         env.close()
     finally:
         os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_environments_of_the_parent_are_refused_in_a_forked_process():
+    env, other = (make_ale_vec_env(PONG, 1, seed=0) for _ in range(2))
+    for each in (env, other):
+        each.reset()
+    child = os.fork()
+    if child == 0:
+        # Not for ever, where it waits for threads that are not there
+        signal.alarm(60)
+        refused, expected = 0, f"made in process {os.getppid()}, and this is process {os.getpid()}, forked from it"
+        try:
+            for call in (env.reset, env.step_wait, lambda: env.step([0])):
+                try:
+                    call()
+                except RuntimeError as error:
+                    refused += expected in str(error)
+            env.close()
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    np.testing.assert_array_equal(env.step([0])[0], other.step([0])[0])

@@ -68,7 +68,8 @@ def test_new_episodes_are_played_and_the_same_ones_again(run):
         evaluate_agent(Path(run.folder), 0)
 
 
-@pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [True, False])
 def test_atari_games_are_played_in_the_environments_of_the_run(native, tmp_path, monkeypatch):
     settings = dict(n_timesteps=10, eval_freq=1000, n_eval_episodes=1, wandb="disabled", device="cpu", native=native)
     (run,) = make_grid("PongNoFrameskip-v4", ["task1"], [0], tmp_path, hyperparams={"n_envs": 1}, **settings)

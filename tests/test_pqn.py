@@ -173,7 +173,9 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(tmp_path):
 def test_environment_and_policy_that_cannot_be_used_are_refused():
     with pytest.raises(ValueError, match=r"must be `gymnasium.spaces.Discrete`, but Box.* was given"):
         PQN("MlpPolicy", "Pendulum-v1", **SMALL)
-    with pytest.raises(ValueError, match=r"`policy` must be 'MlpPolicy', 'CnnPolicy' or a subclass.*ActorCriticPolicy"):
+    with pytest.raises(
+        ValueError, match=r"`policy` must be 'MlpPolicy', 'CnnPolicy', 'MultiInputPolicy' or a subclass.*ActorCriticPolicy"
+    ):
         PQN(ActorCriticPolicy, "CartPole-v1", **SMALL)
     env = IdentityEnv(dim=3)
     env.observation_space = spaces.Discrete(3, start=1)
@@ -218,7 +220,12 @@ def test_non_finite_loss_keeps_the_last_good_update():
     np.testing.assert_array_equal(parameters(model), last_good)
 
 
-@pytest.mark.parametrize("env_id", [name for name in yaml.safe_load(presets("pqn").read_text()) if "-v" in name])
+ENVS = [name for name in yaml.safe_load(presets("pqn").read_text()) if "-v" in name]
+
+
+@pytest.mark.parametrize(
+    "env_id", [name if "MinAtar" in name else pytest.param(name, marks=pytest.mark.slow) for name in ENVS]
+)
 def test_a_study_trains_it_with_its_presets(env_id, tmp_path):
     pytest.importorskip("minatar")
     settings = dict(deterministic=False, wandb="disabled", device="cpu")

@@ -7,12 +7,14 @@ import math
 import re
 import textwrap
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
@@ -22,7 +24,7 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+from stable_baselines3.common.vec_env import DummyVecEnv, VecCheckNan, VecFrameStack
 from stable_baselines3.dqn import MlpPolicy as QPolicyOfDQN
 
 from sb3_qac import QA2C, QPPO, REINFORCE
@@ -120,9 +122,9 @@ def test_learns_the_identity(estimator):
 @pytest.mark.parametrize(
     ("shrinkage", "dueling", "learns"),
     [
-        pytest.param(0.0, False, False, id="neither"),
-        pytest.param(1.0, False, True, id="shrinkage"),
-        pytest.param(0.0, True, True, id="dueling"),
+        pytest.param(0.0, False, False, id="neither", marks=pytest.mark.slow),
+        pytest.param(1.0, False, True, id="shrinkage", marks=pytest.mark.slow),
+        pytest.param(0.0, True, True, id="dueling", marks=pytest.mark.slow),
     ],
 )
 def test_an_action_that_is_wrongly_avoided_is_found_with_shrinkage_or_a_dueling_head(shrinkage, dueling, learns):
@@ -646,3 +648,64 @@ def test_learning_rate_that_becomes_negative_is_refused(value=-0.5):
     with pytest.raises(ValueError, match=f"`learning_rate` must be a finite number, at least 0, but {value}"):
         model.learn(20)
     assert np.isfinite(parameters(model)).all()
+
+
+@pytest.mark.parametrize("use_rms_prop", [True, False])
+@pytest.mark.parametrize(
+    "policy_kwargs",
+    [None, dict(net_arch=[8]), dict(optimizer_kwargs=dict(weight_decay=0.1)), dict(optimizer_class=th.optim.RMSprop)],
+    ids=str,
+)
+def test_load_takes_the_policy_kwargs_of_the_constructor(policy_kwargs, use_rms_prop, tmp_path):
+    arguments = dict(policy_kwargs=policy_kwargs, use_rms_prop=use_rms_prop, rms_prop_eps=1e-4)
+    saved = QA2C("MlpPolicy", "CartPole-v1", device="cpu", **arguments)
+    saved.save(tmp_path / "model")
+    for same in (policy_kwargs, saved.policy_kwargs):
+        loaded = QA2C.load(tmp_path / "model", device="cpu", policy_kwargs=same)
+        assert type(loaded.policy.optimizer) is type(saved.policy.optimizer)
+        assert loaded.policy.optimizer_kwargs == saved.policy.optimizer_kwargs
+    for other in (dict(net_arch=[16]), dict(optimizer_class=th.optim.SGD), dict(optimizer_kwargs=dict(eps=1e-3))):
+        with pytest.raises(ValueError, match=r"has the policy_kwargs \{.*, but \{.*were given: leave them out"):
+            QA2C.load(tmp_path / "model", device="cpu", policy_kwargs=other)
+
+
+EVERY_ALGORITHM = [*ALGORITHMS, pytest.param(REINFORCE, id="REINFORCE")]
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_an_observation_that_is_nan_is_an_error_that_says_how_to_find_it(algorithm, first):
+    class NanFrom(ScriptedEnv):
+        def observe(self, ended=False):
+            return super().observe(ended) * (np.nan if self.t >= first else 1)
+
+    message = r"NaN among its parameters.*`VecCheckNan\(env, raise_exception=True\)`"
+    env = DummyVecEnv([lambda: NanFrom([1.0] * 20, terminations=(8, 17))])
+    model = algorithm("MlpPolicy", env, seed=0, device="cpu")
+    with pytest.raises(ValueError, match=message):
+        model.learn(16)
+    assert model.num_timesteps == first
+    with pytest.raises(ValueError, match=message):
+        model.predict(np.full((1, 1), np.nan, dtype=np.float32))
+    # What is found with it is said as it is, as is any other error
+    with pytest.raises(ValueError, match=r"found .* in observations"):
+        algorithm("MlpPolicy", VecCheckNan(env, raise_exception=True), device="cpu").learn(16)
+
+
+@pytest.mark.parametrize("policy", ["CnnPolicy", "MultiInputPolicy"])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_images_that_are_too_small_are_refused_with_the_smallest_size(algorithm, policy):
+    def make(height, width):
+        env = FakeImageEnv(screen_height=height, screen_width=width, n_channels=1)
+        if policy == "MultiInputPolicy":
+            env = TransformObservation(env, lambda obs: dict(image=obs), spaces.Dict(image=env.observation_space))
+        return algorithm(policy, env, device="cpu")
+
+    make(36, 36)
+    for size in ((35, 36), (36, 35)):
+        with pytest.raises(ValueError, match=r"too small.*NatureCNN.* at least 36 x 36.*ResizeObservation.*'MlpPolicy'"):
+            make(*size)
+    # Another error of the network stays what it is
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        kwargs = dict(features_extractor_class=Mock(side_effect=RuntimeError("mine")))
+        algorithm("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, device="cpu")

@@ -636,7 +636,7 @@ def test_a_study_in_which_all_runs_failed_at_once_has_a_report(tmp_path):
         (write_run(tmp_path, "a2c", seed, [], finished=False) / "error.txt").write_text("broken")
     text = text_of(tmp_path)
     assert "**Not finished:** a2c_seed-0 (failed), a2c_seed-1 (failed)." in text
-    assert "no evaluation after the same number of steps" in text and "yet" not in text
+    assert "No run has an evaluation." in text and "yet" not in text
     write_run(tmp_path, "ppo", 0, [], finished=False)
     assert "no evaluation in common yet" in text_of(tmp_path)
 

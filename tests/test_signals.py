@@ -1,6 +1,7 @@
 """Signals wait until a training can be stopped."""
 
 import signal
+import sys
 import threading
 
 import pytest
@@ -33,6 +34,12 @@ def test_a_signal_waits_until_it_is_asked_for(signals, capfd):
     assert "SIGINT: stopping with a checkpoint" in capfd.readouterr().err
     with pytest.raises(KeyboardInterrupt):
         signals.raise_pending()
+
+
+def test_a_signal_inside_a_write_to_stderr_is_no_error(signals, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stderr", None)
+    signal.raise_signal(signal.SIGINT)
+    assert "SIGINT: stopping with a checkpoint" in capfd.readouterr().err
 
 
 def test_a_second_signal_is_handled_at_once(signals):

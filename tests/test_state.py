@@ -5,11 +5,11 @@ import ctypes
 import enum
 import functools
 import logging
+import os
 import random
 import time
 import types
 from collections import Counter, OrderedDict, defaultdict
-from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -29,12 +29,6 @@ from sb3_qac.common.vec_env import ale_vec_env
 from sb3_qac.common.wrappers import EpisodeReplay
 from sb3_qac.resume.checkpoints import load_checkpoint, save_checkpoint
 from sb3_qac.resume.state import StateError, equal, get_state, set_state
-
-SLOW_GAMES = [f"{game}NoFrameskip-v4" for game in ("SpaceInvaders", "Seaquest", "BeamRider")]
-GAMES = [
-    *(f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "Qbert")),
-    *(pytest.param(env_id, marks=pytest.mark.slow) for env_id in SLOW_GAMES),
-]
 
 
 def play(env, rng, n_steps):
@@ -90,30 +84,32 @@ ENVS = {
 
 @pytest.mark.parametrize("name", ENVS)
 def test_environments_go_on_alike(name, tmp_path):
-    assert_go_on_alike(ENVS[name], tmp_path, before=150, after=300)
+    assert_go_on_alike(ENVS[name], tmp_path, before=70, after=140)
 
 
+@pytest.mark.slow
 def test_stock_atari_games_go_on_alike(tmp_path):
     wrapper_kwargs = dict(action_repeat_probability=0.25)
     assert_go_on_alike(
         lambda: VecFrameStack(make_atari_env("BreakoutNoFrameskip-v4", 2, seed=0, wrapper_kwargs=wrapper_kwargs), 2),
         tmp_path,
-        before=200,
-        after=500,
+        before=60,
+        after=150,
     )
 
 
 # With and without FIRE
-@pytest.mark.parametrize("env_id", ["BreakoutNoFrameskip-v4", "QbertNoFrameskip-v4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", ["BreakoutNoFrameskip-v4", pytest.param("QbertNoFrameskip-v4", marks=pytest.mark.slow)])
 def test_native_atari_games_go_on_alike(env_id, tmp_path, monkeypatch):
     # Several seeds in the steps that are played: from some environments on a later seed than others
-    monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 75)
-    wrapper_kwargs = dict(action_repeat_probability=0.25)
+    monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 40)
+    kwargs = dict(wrapper_kwargs=dict(action_repeat_probability=0.25), vec_env_kwargs=dict(num_threads=1))
     assert_go_on_alike(
-        lambda: VecFrameStack(make_ale_vec_env(env_id, 3, seed=0, wrapper_kwargs=wrapper_kwargs), 2),
+        lambda: VecFrameStack(make_ale_vec_env(env_id, 3, seed=0, **kwargs), 2),
         tmp_path,
-        before=450,
-        after=200,
+        before=200,
+        after=100,
     )
 
 
@@ -158,7 +154,7 @@ class Hidden:
         type("Count", (int,), {})(5),
         np.array([[1], "x"], dtype=object),
         np.ma.masked_array([1, 2], [True, False]),
-        # A view of the array, which would be one of its own
+        np.zeros(2, dtype=[("x", "U3")]),
         np.zeros(2, dtype=[("x", float)])[0],
     ],
     ids=lambda value: type(value).__name__,
@@ -173,8 +169,21 @@ def test_state_outside_attributes_is_refused(value):
 def test_functions_made_by_functools_are_code():
     env = gym.make("CartPole-v1").unwrapped
     before = get_state(env)
-    env.bonus, env.known = functools.partial(max, 0), functools.lru_cache(max)
+    # As closures are
+    env.bonus, env.known = functools.partial(max, [1]), functools.lru_cache(max)
     assert get_state(env).values.keys() == before.values.keys()
+
+
+def test_structured_arrays_of_numbers_are_kept(tmp_path):
+    env, other = (gym.make("CartPole-v1").unwrapped for _ in range(2))
+    for each, price in ((env, 5.5), (other, 0.0)):
+        each.trades = np.array([(3, price), (4, -price)], dtype=[("day", "i4"), ("price", float)])
+        each.prices = each.trades["price"]
+    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    np.testing.assert_array_equal(other.trades, env.trades)
+    # Still the same memory
+    other.trades[0] = (1, 2.0)
+    assert other.trades.dtype == env.trades.dtype and other.prices[0] == 2
 
 
 def test_a_namespace_and_an_ordered_dictionary_are_kept(tmp_path):
@@ -242,7 +251,6 @@ def test_methods_of_objects_that_are_kept_anyway_are_code(tmp_path):
     for one in (env, other):
         one.rules = one.step
         one.moves = [one.step, one.reset, functools.partial(one.step, 1), time.time, dict.fromkeys, "{}".format, np.clip]
-        one.clip = functools.partial(np.clip, a_min=0, a_max=1)
     env.rules(0)
     go_on(env, other, tmp_path)
     assert other.count == 1
@@ -251,8 +259,7 @@ def test_methods_of_objects_that_are_kept_anyway_are_code(tmp_path):
 @pytest.mark.parametrize(
     "extra",
     [
-        *([].append, functools.partial(max, [Dice()]), functools.partial(max, [1]), functools.partial(Dice().roll), LOCAL.ON),
-        *(ctypes.CDLL(None), pygame.Rect(0, 0, 1, 1), pygame.Vector2(1, 2)),
+        *([].append, LOCAL.ON, ctypes.CDLL(None), pygame.Rect(0, 0, 1, 1), pygame.Vector2(1, 2)),
     ],
 )
 def test_state_that_would_not_come_back_is_refused(extra):
@@ -260,30 +267,18 @@ def test_state_that_would_not_come_back_is_refused(extra):
         get_state(Counting(extra))
 
 
-def test_what_shows_a_game_is_no_state():
+def test_what_shows_a_game_or_logs_is_no_state():
     shown = {"screen": pygame.Surface((2, 2)), "clock": pygame.time.Clock(), "sky": pygame.Color("blue")}
+    shown["logger"] = logging.getLogger("games")
     assert get_state(Counting(shown)).values.keys() == get_state(Counting(time.time)).values.keys()
 
 
-def test_a_logger_is_no_state():
-    assert get_state(Counting(logging.getLogger("games"))).values.keys() == get_state(Counting(time.time)).values.keys()
-
-
-@pytest.mark.parametrize("n_before", [0, 2])
-def test_a_generator_spawns_the_same_generators_after_a_resume(n_before, tmp_path):
+def test_a_generator_spawns_the_same_generators_after_a_resume(tmp_path):
     env, other = (Counting(np.random.default_rng(seed)) for seed in (0, 1))
-    env.extra.spawn(n_before)
+    env.extra.spawn(2)
     go_on(env, other, tmp_path)
     assert other.extra.spawn(1)[0].random() == env.extra.spawn(1)[0].random()
     assert other.extra.random() == env.extra.random()
-
-
-@pytest.mark.parametrize("value", [{1: np.random.default_rng()}, {"rng": np.random.default_rng()}, {random: random.Random()}])
-def test_a_dictionary_that_may_be_filled_later_is_refused(value):
-    env = gym.make("CartPole-v1").unwrapped
-    env.value = value
-    with pytest.raises(StateError, match=r"object\.value \(builtins\.dict\) cannot be taken"):
-        get_state(env)
 
 
 class DrawsOutside(gym.Wrapper):
@@ -318,7 +313,7 @@ def test_a_replay_hides_no_attribute_of_its_environment():
 @pytest.mark.parametrize("wrapper", [lambda env: DrawsOutside(EpisodeReplay(env)), lambda env: EpisodeReplay(KeepsLog(env))])
 def test_a_replay_leaves_what_is_outside_and_what_belongs_together(wrapper, tmp_path):
     make_env = functools.partial(make_vec_env, "CartPole-v1", 2, seed=0, wrapper_class=wrapper)
-    assert_go_on_alike(make_env, tmp_path, before=150, after=100)
+    assert_go_on_alike(make_env, tmp_path, before=50, after=70)
 
 
 class TakesItsItem(gym.Env):
@@ -344,16 +339,17 @@ def test_a_replay_gives_the_actions_as_they_were(tmp_path):
     assert_go_on_alike(make_env, tmp_path, before=20, after=20)
 
 
+@pytest.mark.slow
 def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
-    monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 300)
-    env = make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=3)
+    monkeypatch.setattr(ale_vec_env, "STEPS_PER_SEED", 100)
+    env = make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=3, vec_env_kwargs=dict(num_threads=1))
     env.reset()
 
     def seeds():
         return ale_vec_env._ale_seeds(env._base_seeds, env._n_seeds)
 
     np.testing.assert_array_equal(seeds(), [3, 4])
-    ends = play(env, np.random.default_rng(0), 900)
+    ends = play(env, np.random.default_rng(0), 400)
     state = env.get_state()
     assert (state["n_seeds"] > 1).all() and len(set(seeds()) | {3, 4}) == 4
     # The actions that are kept are those since the oldest seed
@@ -365,35 +361,21 @@ def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
     assert len(env.get_state()["actions"]) == 0
 
 
-def test_native_games_are_played_again_only_where_they_go_on(monkeypatch):
-    env, other = (make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=seed) for seed in (0, 5))
-    env.reset()
-    play(env, np.random.default_rng(0), 50)
-    state = get_state(env)
-    set_state(other, state)
-    # Not yet played again, it has the same state
-    np.testing.assert_equal(get_state(other).values, state.values)
-    monkeypatch.setattr(other, "_replay", lambda state: pytest.fail("played again"))
-    other.reset()
-
-
-@pytest.mark.parametrize("n_resets", [0, 1, 2])
-def test_native_games_start_alike_after_a_reset(n_resets, tmp_path):
+def test_native_games_are_played_again_only_where_they_go_on_and_start_alike_after_a_reset(tmp_path, monkeypatch):
     """As evaluations do: their environments are reset first."""
-    env, other = (make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=seed) for seed in (0, 5))
-    for _ in range(n_resets):
-        env.reset()
-    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
+    kwargs = dict(vec_env_kwargs=dict(num_threads=1))
+    env, other = (make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=seed, **kwargs) for seed in (0, 5))
+    # Before the first reset, and in the middle of games
     for _ in range(2):
-        np.testing.assert_array_equal(env.reset(), other.reset())
+        go_on(env, other, tmp_path)
+        # Not yet played again, it has the same state
+        np.testing.assert_equal(get_state(other).values, get_state(env).values)
+        with monkeypatch.context() as patch:
+            patch.setattr(other, "_replay", lambda state: pytest.fail("played again"))
+            np.testing.assert_array_equal(env.reset(), other.reset())
         for step, expected_step in zip(*(play(games, np.random.default_rng(0), 30) for games in (other, env)), strict=True):
             np.testing.assert_equal(step, expected_step)
 
-
-def test_native_games_that_lead_elsewhere_are_refused():
-    env, other = (make_ale_vec_env("BreakoutNoFrameskip-v4", 2, seed=seed) for seed in (0, 5))
-    env.reset()
-    play(env, np.random.default_rng(0), 50)
     state = get_state(env)
     state.values["games"]["frames"] = state.values["games"]["frames"] ^ 1
     set_state(other, state)
@@ -435,7 +417,7 @@ class Board(Counting):
         return super().step(action)
 
 
-@pytest.mark.parametrize("n_steps", [0, 3, 4])
+@pytest.mark.parametrize("n_steps", [3, 4])
 def test_attributes_that_are_views_of_one_array_are_so_again(n_steps, tmp_path):
     env, other = Board(), Board()
     for _ in range(n_steps):
@@ -446,16 +428,6 @@ def test_attributes_that_are_views_of_one_array_are_so_again(n_steps, tmp_path):
         np.testing.assert_array_equal(other.row, other.board[1])
         np.testing.assert_array_equal(other.before, env.before)
         env.step(0), other.step(0)
-
-
-def test_wrappers_that_keep_the_observation_of_the_one_inside_share_it_again(tmp_path):
-    env, other = (VecNormalize(VecFrameStack(make_vec_env("CartPole-v1", 2, seed=0), 3)) for _ in range(2))
-    for vec_env in (env, other):
-        vec_env.reset()
-        play(vec_env, np.random.default_rng(0), 30)
-    assert np.shares_memory(env.old_obs, env.venv.stacked_obs.stacked_obs)
-    set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
-    assert np.shares_memory(other.old_obs, other.venv.stacked_obs.stacked_obs)
 
 
 class Part:
@@ -537,14 +509,13 @@ def test_tensors_in_containers_are_restored_on_their_device(tmp_path):
     """A checkpoint has all tensors on the CPU. The device `meta` stands for a GPU."""
 
     def containers(device):
-        learnt = th.ones(1, device=device, requires_grad=True)
-        return {"list": [th.ones(2, device=device), learnt], "tuple": (1, {"a": th.ones(3, device=device)})}
+        learned = th.ones(1, device=device, requires_grad=True)
+        return {"list": [th.ones(2, device=device), learned], "dict": {"a": th.ones(3, device=device)}}
 
     env, other = Counting(containers("cpu")), Counting(containers("meta"))
     set_state(other, load_checkpoint(save_checkpoint(tmp_path, 1, {"env": get_state(env)})).state["env"])
     restored = other.extra
-    assert [restored["list"][0].device.type, restored["tuple"][1]["a"].device.type] == ["meta", "meta"]
-    assert restored["tuple"][0] == 1
+    assert restored["list"][0].device.type == restored["dict"]["a"].device.type == "meta"
     assert [tensor.requires_grad for tensor in restored["list"]] == [False, True]
 
 
@@ -561,8 +532,9 @@ def test_state_that_cannot_be_seen_is_refused_with_its_place(extra):
         get_state(DummyVecEnv([lambda: Counting(extra)]), "env")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows cannot fork")
 def test_environments_in_other_processes_are_refused():
-    env = make_vec_env("CartPole-v1", 1, vec_env_cls=SubprocVecEnv)
+    env = make_vec_env("CartPole-v1", 1, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
     try:
         with pytest.raises(StateError, match=r"other processes .SubprocVecEnv.*Use a DummyVecEnv"):
             get_state(env)
@@ -592,8 +564,8 @@ def test_statistics_of_all_episodes_are_kept_outside_of_a_replay_and_refused_ins
     assert_go_on_alike(
         lambda: make_vec_env("CartPole-v1", 2, seed=0, wrapper_class=lambda env: NormalizeReward(EpisodeReplay(env))),
         tmp_path,
-        before=150,
-        after=300,
+        before=50,
+        after=100,
     )
 
 
@@ -739,9 +711,10 @@ def test_random_state_survives_an_error():
     "value", [[(32, 8, 4), (64, 3)], [np.zeros(2), np.zeros(3)], [{"weights": np.zeros(2)}], {"layers": ([1, [2, 3]],)}]
 )
 def test_lists_of_unequal_lengths_are_equal_where_their_items_are(value):
-    """Such as layers in ``policy_kwargs``: a training with them is the same one when it is resumed."""
+    """Such as layers in ``policy_kwargs``: a run with them is the same one when it is resumed."""
     assert equal(value, copy.deepcopy(value))
     assert not equal(value, [value]) and not equal([value, 1], [value, 2]) and not equal([value], [value, value])
+    assert not equal({"a": value}, {"b": value}) and not equal({"a": value}, [value])
 
 
 def test_a_generator_of_another_kind_is_refused():
@@ -760,12 +733,6 @@ def test_the_parts_of_a_space_draw_what_they_would_have_drawn():
     assert other["a"].sample() == one["a"].sample() and other["b"][0].sample() == one["b"][0].sample()
 
 
-def test_nested_data_are_equal_by_their_values():
-    assert equal({"a": [np.ones(2), (1, "x")]}, {"a": [np.ones(2), (1, "x")]})
-    assert not equal({"a": [np.ones(2), (1, "x")]}, {"a": [np.ones(2), (2, "x")]})
-    assert not equal({"a": 1}, {"b": 1}) and not equal({"a": 1}, [1]) and not equal([1], [1, 1])
-
-
 def test_a_generator_that_is_made_later_is_made_for_its_state():
     """As gymnasium's environments do with their first reset."""
     one, other = types.SimpleNamespace(rng=np.random.default_rng(5)), types.SimpleNamespace(rng=None)
@@ -782,17 +749,3 @@ def test_a_generator_of_the_operating_system_has_no_state():
     env.both[1].random()
     set_state(other, get_state(env))
     assert other.both[1].random() == env.both[1].random()
-
-
-class Point(NamedTuple):
-    x: th.Tensor
-
-
-def test_a_named_tuple_on_another_device_stays_one():
-    class Holds(gym.Env):
-        def __init__(self, device):
-            self.point = Point(th.ones(2, device=device))
-
-    env = Holds("meta")
-    set_state(env, get_state(Holds("cpu")))
-    assert type(env.point) is Point and env.point.x.device.type == "meta"

@@ -195,7 +195,13 @@ def test_settings_are_those_of_the_comparison_where_there_are_some():
     assert config_of("pqn", "Acrobot-v1") == str(presets("pqn"))
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("pong", "spaceinvaders", "ablation") else [])
+        for name in STUDIES
+    ],
+)
 def test_every_algorithm_of_a_study_can_be_made_and_is_trained_for_as_long(name, tmp_path):
     pytest.importorskip("minatar")
     settings = dict(n_timesteps=STUDIES[name].steps, n_eval_episodes=1, wandb="disabled", device="cpu")
@@ -311,8 +317,8 @@ def test_a_file_is_no_folder_for_a_study(tmp_path):
 def test_a_setting_that_is_refused_is_told_in_a_line_and_its_traceback_kept(tmp_path, offline_wandb, monkeypatch, capfd):
     arguments = ["Pendulum-v1", "--algos", "qa2c", "--seeds", "0", "--steps", "100", "--output", str(tmp_path)]
     # They are for the whole process
-    monkeypatch.setattr("sb3_qac.common.threads.limit_spinning", lambda: None)
-    monkeypatch.setattr("sb3_qac.common.allocator.keep_freed_memory", lambda: None)
+    monkeypatch.setattr("sb3_qac.common.process.limit_spinning", lambda: None)
+    monkeypatch.setattr("sb3_qac.common.process.keep_freed_memory", lambda: None)
     assert main(["study", *arguments, "--wandb", "offline"]) == 1
     printed = capfd.readouterr().err
     assert "Traceback" not in printed
@@ -372,7 +378,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     grid = functools.partial(make_grid, "cartpole", ["task1"], [0], tmp_path / "study", str(config))
     assert run_study(grid(**SMALL)) == {}
     before = content(tmp_path)
-    for name, value in {"n_timesteps": 3000, "eval_from": 9.5, "deterministic": True}.items():
+    for name, value in {"n_timesteps": 3000, "eval_from": 9.5}.items():
         with pytest.raises(ValueError, match=f"other settings in .*task1_seed-0: `{name}` is {value}, and was"):
             run_study(grid(**{**SMALL, name: value}))
     # A run from before there was a setting was trained without it
@@ -491,6 +497,7 @@ def test_a_signal_while_processes_start_is_not_lost(tmp_path):
     assert not any(Path(run.folder, "run.json").exists() for run in runs) and processes() == []
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_is_killed_is_named_and_the_others_go_on(tmp_path):
     long, short = (
         make_grid("cartpole", ["task1"], [seed], tmp_path, **{**SMALL, "n_timesteps": steps})
@@ -617,7 +624,7 @@ def test_settings_that_never_worked_are_forgotten_also_if_the_next_try_is_interr
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, pytest.param(OSError, marks=pytest.mark.slow)])
 def test_the_time_of_a_run_does_not_include_that_between_two_of_its_lives(error, tmp_path, monkeypatch):
     (run,) = make_grid("cartpole", ["a2c"], [0], tmp_path, **SMALL)
     status, clock = Path(run.folder, "status.json"), time.monotonic
@@ -946,7 +953,7 @@ def test_a_file_of_hyperparameters_is_checked_before_any_training(text, message,
     assert not list((tmp_path / "out").rglob("run.json"))
     if text.startswith("Acrobot"):
         with pytest.raises(
-            SystemExit, match=r"not found for qa2c-PongNoFrameskip-v4 in .*, which has no entry PongNoFrameskip-v4 or `atari`"
+            SystemExit, match=r"not found for qa2c-PongNoFrameskip-v4 in .*, which has no PongNoFrameskip-v4 or `atari`"
         ):
             main(["study", "PongNoFrameskip-v4", *command[2:]])
 
@@ -978,6 +985,7 @@ def test_a_gpu_is_sought_on_the_machine_that_trains(tmp_path, monkeypatch):
     assert "but PyTorch finds no GPU" in train_run(run)
 
 
+@pytest.mark.slow
 def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
     """The module is imported in the processes of ``--jobs`` too, and by the commands that read the run."""
     (tmp_path / "my_package.py").write_text(
@@ -1031,6 +1039,17 @@ def test_a_study_trains_on_an_environment_of_ones_own(tmp_path, monkeypatch):
 def test_a_short_training_is_evaluated_at_every_quarter(arguments, eval_freq, tmp_path):
     runs = grid_of(make_parser().parse_args(["study", *arguments, "--seeds", "0"]), tmp_path)
     assert {run.eval_freq for run in runs} == {eval_freq}
+
+
+def test_a_rollout_that_is_much_longer_than_the_training_is_told(tmp_path):
+    # RL Zoo's presets for every environment have SB3's 2,048 steps of PPO, and one environment
+    grid = functools.partial(make_grid, "FrozenLake-v1", ["ppo"], [0, 1], tmp_path)
+    (line,) = notes(grid(n_timesteps=20_000, eval_freq=1, hyperparams={"n_envs": 8}))
+    assert line.startswith("ppo on FrozenLake-v1 trains 32,768 steps instead of 20,000, because each rollout has 16,384 ")
+    # 2 % more
+    assert not list(notes(grid(n_timesteps=20_000, eval_freq=1)))
+    # The algorithm refuses it
+    assert not list(notes(grid(n_timesteps=20_000, eval_freq=1, hyperparams={"n_steps": "five"})))
 
 
 def test_algorithms_with_other_numbers_of_environments_are_told(tmp_path):
@@ -1148,7 +1167,10 @@ def test_params_that_cannot_be_used_are_refused_before_any_training(entry, messa
 
 
 # RL Zoo's PPO for Pendulum has state-dependent exploration
-@pytest.mark.parametrize(("env_id", "algo"), [("cartpole", "dqn"), pytest.param("Pendulum-v1", "ppo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("env_id", "algo"),
+    [pytest.param("cartpole", "dqn", marks=pytest.mark.slow), pytest.param("Pendulum-v1", "ppo", marks=pytest.mark.slow)],
+)
 def test_a_run_that_cannot_be_resumed_runs_all_the_same(env_id, algo, tmp_path):
     (run,) = make_grid(env_id, [algo], [0], tmp_path, **SMALL)
     assert train_run(run) is None
@@ -1158,7 +1180,8 @@ def test_a_run_that_cannot_be_resumed_runs_all_the_same(env_id, algo, tmp_path):
 @pytest.mark.parametrize(("algo", "native"), [("task1", True), ("ppo", False)])
 def test_evaluations_are_of_whole_new_games_on_games_of_their_own(algo, native, tmp_path):
     """RL Zoo's preset of PPO has no wrapper for new games."""
-    (run,) = make_grid("BreakoutNoFrameskip-v4", [algo], [3], tmp_path, **{**SMALL, "native": native})
+    settings = {**SMALL, "native": native, "hyperparams": {"n_envs": 2}}
+    (run,) = make_grid("BreakoutNoFrameskip-v4", [algo], [3], tmp_path, **settings)
     manager = StudyManager(run)
     model, _ = manager.setup_experiment()
     (evaluation,) = [callback for callback in manager.callbacks if isinstance(callback, EvalCallback)]
@@ -1191,6 +1214,7 @@ def test_evaluations_of_two_seeds_have_no_game_in_common(tmp_path):
     assert len(seeds) == len(set(seeds)) == 3 * SMALL["n_eval_episodes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_evaluation_presses_fire_at_the_start_of_each_life_as_training_does(native, tmp_path):
     """Without, an agent that never learnt to press it would wait for the time limit of the game."""
@@ -1319,6 +1343,7 @@ def test_on_a_full_disk_a_command_says_so(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == "report: the disk is full (report.md). Free some space, and give the command again.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="shells of Windows have no such exit code")
 def test_a_command_whose_output_nobody_reads_ends_without_a_traceback():
     command = [sys.executable, "-m", "sb3_qac", "presets"]

@@ -26,6 +26,8 @@ from tests.wandb_files import wandb_ids, wandb_parts
 SMALL = dict(n_timesteps=1000, eval_freq=500, n_eval_episodes=2, wandb="disabled", device="cpu")
 GROUPS = ["qppo", "qppo-sampled"]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):

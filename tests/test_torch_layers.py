@@ -3,9 +3,6 @@
 import copy
 import itertools
 import pickle
-import platform
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -147,6 +144,7 @@ def test_a_copy_made_within_a_rollout_reads_its_own_weights(copied):
         assert (copy_of_it(obs) - before).norm() > 0.1 * before.norm()
 
 
+@pytest.mark.slow
 def test_a_compiled_policy_is_one_graph_in_every_step_of_a_rollout():
     """``fullgraph`` and the limit of one make an error of a break, and of a second compilation."""
     parameters = []
@@ -161,6 +159,7 @@ def test_a_compiled_policy_is_one_graph_in_every_step_of_a_rollout():
 
 
 # Not with Inductor, PyTorch's default, which rounds differently and takes many seconds
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_training_with_the_network_compiled_as_one_graph_is_identical(dtype, tmp_path):
     policies = []
@@ -304,28 +303,6 @@ def test_images_that_are_not_to_be_normalised_are_not_in_rollouts_either():
 def test_unknown_precision_is_refused():
     with pytest.raises(ValueError, match="'float32' or 'bfloat16', but 'float16'"):
         make(LeanNatureCNN, dtype="float16")
-
-
-PAGE_FAULTS = """
-import resource
-import torch as th
-from sb3_qac.common.allocator import keep_freed_memory
-for mode in ("default", "keep"):
-    if mode == "keep":
-        keep_freed_memory()
-    for repetition in range(30):
-        if repetition == 10:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        th.ones(12_000_000)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
-def test_freed_memory_is_kept():
-    """48 MB taken and given back twenty times: some 230,000 pages of 4 KB to fault in, or hardly one."""
-    default, keep = map(int, subprocess.check_output([sys.executable, "-c", PAGE_FAULTS], text=True).split())
-    assert keep < 1000 < default
 
 
 def test_minatars_network_sees_grids_with_channels_last():

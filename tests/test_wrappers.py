@@ -61,6 +61,7 @@ def test_a_reset_after_a_lost_life_goes_on_with_the_game_and_any_other_starts_a_
         assert ale.lives() == LIVES and ale.getEpisodeFrameNumber() <= FRAMES_OF_RESET
 
 
+@pytest.mark.slow
 def test_training_steps_are_those_without_the_wrapper():
     ours = make_vec_env(BREAKOUT, 2, seed=0, wrapper_class=lambda env: NewGameOnReset(AtariWrapper(env)))
     stock = make_vec_env(BREAKOUT, 2, seed=0, wrapper_class=AtariWrapper)
@@ -79,7 +80,10 @@ def test_presets_of_the_comparison_have_the_same_environments():
     assert wrappers[0] == wrappers[1] and "sb3_qac.common.wrappers.NewGameOnReset" in wrappers[0]
 
 
-@pytest.mark.parametrize("environments", [pytest.param({}, id="SB3"), pytest.param(NATIVE, id="native")])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "environments", [pytest.param({}, id="SB3"), pytest.param(NATIVE, id="native", marks=pytest.mark.slow)]
+)
 def test_every_evaluation_in_rl_zoo_plays_whole_new_games(environments, tmp_path):
     from rl_zoo3.exp_manager import ExperimentManager
 

@@ -41,6 +41,7 @@ def test_gradients_are_collected_without_learning(algorithm):
     assert len({float(gradient.norm()) for gradient in gradients}) == len(gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_noise")
 def test_the_page_has_each_rung_in_its_order(tmp_path):
     runs = make_grid("ladder", ["dqn", "task1", "reinforce-to-go"], [0], tmp_path, **SMALL)

@@ -46,7 +46,7 @@ def live(tmp_path_factory):
     runs += make_grid("cartpole", ["all-action-baseline"], [0], folder / "stopped", stop_return=5.0, **settings)
     bad = make_grid("cartpole", ["all-action"], [2], folder, **settings)
     runs += [dataclasses.replace(run, hyperparams={"gamma": -1}) for run in bad]
-    runs += make_grid("Acrobot-v1", ["all-action"], [0, 1], folder / "part" / "Acrobot-v1", **{**settings, "eval_freq": 2000})
+    runs += make_grid("Acrobot-v1", ["all-action"], [0, 1], folder / "part" / "Acrobot-v1", **{**settings, "n_timesteps": 400})
     assert list(run_study(runs)) == [bad[0].folder]
     diagnose_run(Path(runs[2].folder), n_rollouts=3, n_points=2)
     # A measured time differs from run to run. With more than a pack's six digits, the speeds on the page would now and then
@@ -546,6 +546,7 @@ def test_a_part_in_a_hidden_folder_is_found(live, tmp_path):
     assert list(load_study(tmp_path / "packed" / ".old")["CartPole-v1"]) == ["a2c"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_noise")
 def test_the_ladder_has_the_same_page_when_it_is_packed(tmp_path):
     settings = dict(n_timesteps=1600, eval_freq=800, n_eval_episodes=2, wandb="disabled", device="cpu")

@@ -14,6 +14,7 @@ PONG = "PongNoFrameskip-v4"
 ONE_ENVIRONMENT = pytest.mark.filterwarnings("ignore:`batch_size` is", "ignore:You have specified a mini-batch size")
 
 
+@pytest.mark.slow
 @ONE_ENVIRONMENT
 @pytest.mark.parametrize(
     ("algo", "variant", "n_steps"),

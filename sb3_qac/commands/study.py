@@ -104,11 +104,10 @@ def run(args: argparse.Namespace) -> int:
     :param args: Command line
     :return: Exit code, 1 if a run failed
     """
-    from sb3_qac.common.threads import limit_spinning
+    from sb3_qac.common.process import keep_freed_memory, limit_spinning
 
     # Before PyTorch is imported
     limit_spinning()
-    from sb3_qac.common.allocator import keep_freed_memory
     from sb3_qac.common.files import make_folder
     from sb3_qac.study.grid import check_ray_address, resume_hint, run_study
 
@@ -160,11 +159,20 @@ def print_next_commands(runs: Sequence[Any], folder: Path) -> None:
     if not finished:
         return
     commands = [f"python -m sb3_qac report {shlex.quote(str(folder))}"]
-    commands.append(f"python -m sb3_qac video {shlex.quote(finished[0].folder)}")
+    commands += [f"python -m sb3_qac video {shlex.quote(run.folder)}" for run in finished if _draws_images(run.env_id)][:1]
     if any(run.wandb == "offline" for run in finished):
         below = "/*" * len(Path(finished[0].folder).relative_to(folder).parts)
         commands.append(f"wandb sync {shlex.quote(str(folder))}{below}/wandb/latest-run")
     print("Next:", "\n      ".join(commands))
+
+
+def _draws_images(env_id: str) -> bool:
+    import gymnasium as gym
+    from gymnasium.envs.registration import load_env_creator
+
+    entry_point = gym.spec(env_id).entry_point
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    return "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", [])
 
 
 def print_results(runs: Sequence[Any], failed: dict[str, str], as_json: bool) -> None:

@@ -89,7 +89,7 @@ def to_ale_vec_env(env: VecEnv) -> VecEnv:
     for other in others:
         if other != settings:
             raise ValueError(f"The environments of an AleVecEnv are alike, but {settings} and {other} were given.")
-    if lost := _lost_of(env.envs[0]):
+    if lost := list(dict.fromkeys(name for each in env.envs for name in _lost_of(each))):
         raise ValueError(
             f"AleVecEnv would leave out {', '.join(lost)} of {settings['env_id']}. "
             "Use SB3's environments, without `to_ale_vec_env`, or do without these."

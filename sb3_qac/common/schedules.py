@@ -1,7 +1,11 @@
 """Arguments that may change during training."""
 
 import numbers
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -9,6 +13,9 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 
 from sb3_qac.common.checks import check_choice, check_number
+from sb3_qac.common.torch_layers import SMALLEST_IMAGE
+
+SelfAlgorithm = TypeVar("SelfAlgorithm", bound="ScheduledOnPolicyAlgorithm")
 
 
 def check_schedule(name: str, value: float | str | Schedule) -> FloatSchedule:
@@ -50,11 +57,29 @@ def current_value(name: str, value: float | str | Schedule, progress_remaining: 
     return current
 
 
+@contextmanager
+def explain_nan() -> Iterator[None]:
+    """
+    :raises ValueError: in place of PyTorch's error for a distribution whose parameters are NaN, with what to do
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "Expected parameter" not in str(error) or "found invalid values" not in str(error):
+            raise
+        raise ValueError(
+            "The policy's distribution has NaN among its parameters. Most often an observation was NaN or infinite: to see "
+            "whether the environment sends that, wrap it with `VecCheckNan(env, raise_exception=True)` of "
+            "`stable_baselines3.common.vec_env`."
+        ) from error
+
+
 class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
     """
     SB3's ``OnPolicyAlgorithm``, whose learning rate may be anything that ``check_schedule`` takes, but neither negative nor
     NaN, and whose progress remaining never falls below 0. So may the entropy coefficient of an algorithm that takes it from
-    ``_current_ent_coef``. Unknown policy names raise an error that lists the valid ones.
+    ``_current_ent_coef``. Unknown policy names raise an error that lists the valid ones, and PyTorch's errors for
+    images that are too small and for NaN say what to do.
     """
 
     # None if it is a schedule
@@ -71,7 +96,32 @@ class ScheduledOnPolicyAlgorithm(OnPolicyAlgorithm):
         if not isinstance(self.ent_coef, numbers.Real):
             self.ent_coef = check_schedule("ent_coef", self.ent_coef)  # type: ignore[assignment]
         self._ent_coef_at_start = self.ent_coef if isinstance(self.ent_coef, numbers.Real) else None
-        super()._setup_model()
+        try:
+            super()._setup_model()
+        except RuntimeError as error:
+            if "Kernel size can't be greater than actual input size" not in str(error):
+                raise
+            raise ValueError(
+                f"The images of {self.observation_space} are too small for the kernels of the features extractor. NatureCNN, "
+                f"the default of 'CnnPolicy' and 'MultiInputPolicy', takes images of at least {SMALLEST_IMAGE} x "
+                f"{SMALLEST_IMAGE}. Enlarge them, for "
+                "instance with `gymnasium.wrappers.ResizeObservation(env, (84, 84))`, or give another "
+                "`features_extractor_class` in `policy_kwargs`, or 'MlpPolicy', which flattens images."
+            ) from error
+
+    def learn(self: SelfAlgorithm, *args: Any, **kwargs: Any) -> SelfAlgorithm:
+        with explain_nan():
+            return super().learn(*args, **kwargs)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        with explain_nan():
+            return super().predict(observation, state, episode_start, deterministic)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         check_choice("policy", policy_name, list(self.policy_aliases))

@@ -18,7 +18,7 @@ from sb3_qac.common.checks import (
 )
 from sb3_qac.common.losses import critic_loss
 from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm
-from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy
+from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
 SelfPQN = TypeVar("SelfPQN", bound="PQN")
 
@@ -68,6 +68,10 @@ class EpsilonGreedyCnnPolicy(EpsilonGreedyPolicy, ActorCriticQCnnPolicy):  # typ
     """The same for images."""
 
 
+class EpsilonGreedyMultiInputPolicy(EpsilonGreedyPolicy, MultiInputActorCriticQPolicy):  # type: ignore[misc]
+    """The same for dict observations."""
+
+
 class PQN(ScheduledOnPolicyAlgorithm):
     """
     Parallelised Q-Network (PQN): Q-learning on rollouts, without a replay buffer and without a target network.
@@ -82,9 +86,8 @@ class PQN(ScheduledOnPolicyAlgorithm):
     their channels, at each position on its own. It also halves the squared error, so that its gradients are clipped at twice
     the norm.
 
-    :param policy: The policy model to use (MlpPolicy or CnnPolicy)
-    :param env: The environment to learn from, with ``Discrete``, ``MultiDiscrete``
-        or ``MultiBinary`` actions
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy)
+    :param env: The environment to learn from, with ``Discrete``, ``MultiDiscrete`` or ``MultiBinary`` actions
     :param learning_rate: The learning rate, it can be a function of the current progress remaining (from 1 to 0)
     :param n_steps: The number of steps to run for each environment per update
     :param batch_size: Minibatch size
@@ -109,6 +112,7 @@ class PQN(ScheduledOnPolicyAlgorithm):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": EpsilonGreedyPolicy,
         "CnnPolicy": EpsilonGreedyCnnPolicy,
+        "MultiInputPolicy": EpsilonGreedyMultiInputPolicy,
     }
 
     def __init__(
@@ -162,7 +166,7 @@ class PQN(ScheduledOnPolicyAlgorithm):
     def _setup_model(self) -> None:
         check_action_space(self.action_space)
         check_policy_class(self.policy_class, EpsilonGreedyPolicy, self.policy_aliases)
-        check_observation_space(self.observation_space, dict_policy=False)
+        check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
         for name in ("gamma", "gae_lambda", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
             check_number(name, getattr(self, name), maximum=1)
         for name in ("n_steps", "batch_size", "n_epochs"):

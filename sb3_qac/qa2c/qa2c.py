@@ -33,6 +33,18 @@ from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, Mul
 SelfQA2C = TypeVar("SelfQA2C", bound="QA2C")
 
 
+def _with_rms_prop(policy_kwargs: dict[str, Any], eps: float) -> dict[str, Any]:
+    """
+    :param policy_kwargs: Arguments of a policy
+    :param eps: RMSProp epsilon
+    :return: the same, with A2C's optimizer unless they name one
+    """
+    if "optimizer_class" in policy_kwargs:
+        return dict(policy_kwargs)
+    optimizer_kwargs = {"alpha": 0.99, "eps": eps, **(policy_kwargs.get("optimizer_kwargs") or {})}
+    return {**policy_kwargs, "optimizer_class": RMSpropTFLike, "optimizer_kwargs": optimizer_kwargs}
+
+
 class QA2C(ScheduledOnPolicyAlgorithm):
     """
     Q Advantage Actor-Critic (QA2C): A2C with an action-value critic and the all-action policy gradient.
@@ -172,9 +184,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
 
         # Update optimizer inside the policy if we want to use RMSProp
         # (original implementation) rather than Adam
-        if use_rms_prop and "optimizer_class" not in self.policy_kwargs:
-            optimizer_kwargs = {"alpha": 0.99, "eps": rms_prop_eps, **(self.policy_kwargs.get("optimizer_kwargs") or {})}
-            self.policy_kwargs.update(optimizer_class=RMSpropTFLike, optimizer_kwargs=optimizer_kwargs)
+        if use_rms_prop:
+            self.policy_kwargs = _with_rms_prop(self.policy_kwargs, rms_prop_eps)
 
         if _init_setup_model:
             self._setup_model()
@@ -285,6 +296,28 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         explained_var_q = explained_variance(q_taken.numpy(force=True).flatten(), returns.numpy(force=True).flatten())
         self.logger.record("train/explained_variance", explained_var)
         self.logger.record("train/explained_variance_q", explained_var_q)
+
+    @classmethod
+    def load(cls: type[SelfQA2C], path: Any, *args: Any, **kwargs: Any) -> SelfQA2C:
+        """
+        Load the model from a zip-file.
+
+        :param path: path to the file (or a file-like) where to load the agent from
+        :param args: further arguments of SB3's ``load``: ``env``, ``device``, ``custom_objects``, ``print_system_info`` and
+            ``force_reset``
+        :param kwargs: the same by name, and arguments to change the model when loading. ``policy_kwargs`` are those that the
+            constructor was given, or those in the file, to which the optimizer was added.
+        :return: new model instance with loaded parameters
+        :raises ValueError: if the agent was made with other ``policy_kwargs``
+        """
+        is_given = "policy_kwargs" in kwargs
+        given = kwargs.pop("policy_kwargs", None) or {}
+        model = super().load(path, *args, **kwargs)
+        stored = model.policy_kwargs
+        eps = (stored.get("optimizer_kwargs") or {}).get("eps", 0.0)
+        if is_given and stored not in (given, _with_rms_prop(given, eps)):
+            raise ValueError(f"The agent in {path} has the policy_kwargs {stored}, but {given} were given: leave them out.")
+        return model
 
     def learn(
         self: SelfQA2C,

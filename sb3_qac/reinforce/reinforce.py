@@ -197,7 +197,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
                     warnings.warn(
                         f"`learn` ends without an update, for which each environment needs {self.n_episodes} whole episodes. "
                         f"They have ended {n_done.tolist()}. Give more `total_timesteps`.",
-                        stacklevel=4,
+                        stacklevel=5,
                     )
                 return False
             playing = n_done < self.n_episodes

@@ -1,5 +1,6 @@
 """The callback that writes checkpoints and resumes from them."""
 
+import json
 import os
 import sys
 import time
@@ -13,10 +14,11 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalC
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb3_qac.common.checks import check_integer, check_number
+from sb3_qac.common.files import write_atomically
 from sb3_qac.common.random_state import random_state
 from sb3_qac.resume.callback_state import flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, restoring, save_checkpoint
-from sb3_qac.resume.folder import take_folder, write_run_file
+from sb3_qac.resume.folder import take_folder
 from sb3_qac.resume.identity import check_same_training, falling_schedules
 from sb3_qac.resume.logs import LogIntervalCallback
 from sb3_qac.resume.model import check_supported
@@ -49,7 +51,7 @@ class ExactCheckpointCallback(BaseCallback):
     It works with every ``OnPolicyAlgorithm`` of SB3 (A2C, PPO, QA2C, QPPO). Environments must be in a ``DummyVecEnv`` or an
     ``AleVecEnv``, except with ``new_episodes``. The state of the other callbacks is kept too: plain data, random generators,
     environments and objects made of them. A callback with anything else is refused at the start. Attributes of the algorithm
-    that change are kept in the same way, and what cannot be kept is named in a warning.
+    are kept in the same way, and what cannot be kept is named in a warning.
 
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints
@@ -153,7 +155,7 @@ class ExactCheckpointCallback(BaseCallback):
         self._run = run = RunState(model, root, self, folder, self.new_episodes, self._settings)
         for evaluation in run.evaluations():
             self._isolate(evaluation)
-        log_to_wandb(model.logger, folder)
+        log_to_wandb(model.logger)
 
         checkpoint = newest_checkpoint(folder)
         if checkpoint is not None:
@@ -337,16 +339,18 @@ class ExactCheckpointCallback(BaseCallback):
             self._lock = None
 
     def _write_run_file(self, finished: bool) -> None:
+        """Write ``run.json``, which says how far the run has come."""
         assert self.folder is not None
-        write_run_file(
-            self.folder,
-            hyperparams=self.hyperparams,
-            finished=finished,
-            seed=self.model.seed,
-            num_timesteps=self.model.num_timesteps,
-            new_episodes_at=self._new_episodes_at,
-            wandb=wandb_identity(),
-        )
+        content = {
+            "command": sys.argv,
+            "hyperparams": self.hyperparams,
+            "finished": finished,
+            "seed": self.model.seed,
+            "num_timesteps": self.model.num_timesteps,
+            "new_episodes_at": self._new_episodes_at,
+            "wandb": wandb_identity(),
+        }
+        write_atomically(self.folder / "run.json", (json.dumps(content, indent=1) + "\n").encode())
 
     def _is_learning(self, frame: FrameType | None) -> bool:
         """

@@ -81,7 +81,8 @@ def refers_to(policy: nn.Module, value: Any, name: str) -> bool:
     try:
         tensors = list(_tensors_in(value))
     except RecursionError:
-        raise StateError(f"{name} contains itself, or is nested too deeply to be saved.") from None
+        # `get_attributes` names it
+        tensors = []
     if not tensors:
         return False
     own = {tensor.untyped_storage().data_ptr() for tensor in (*policy.parameters(), *policy.buffers()) if tensor.numel() > 0}

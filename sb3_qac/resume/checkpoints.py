@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from numpy.lib.array_utils import byte_bounds
-from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -29,12 +28,11 @@ from sb3_qac.resume.state import (
     ObjectState,
     StateError,
     find_class,
-    find_member,
+    is_array_type,
     is_plain,
     items_of,
     kind_of,
     make_value,
-    member_of,
 )
 
 FORMAT, VERSION = "sb3_qac checkpoint", "4"
@@ -107,20 +105,6 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*.safetensors") if NAME.fullmatch(path.name))
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """
-    :param path: File of a checkpoint
-    :return: The checkpoint
-    :raises CheckpointError: if it is damaged or not a checkpoint; the message names the newest good one in its folder
-    """
-    try:
-        return _read(path)
-    except CheckpointError as error:
-        good = next((other for other in reversed(checkpoints_in(path.parent)) if other != path and _is_good(other)), None)
-        newest = f"The newest good one there is {good.name}." if good is not None else "There is no good one in its folder."
-        raise CheckpointError(f"{error} {newest}") from None
-
-
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """
     :param folder: Folder of a run's checkpoints
@@ -131,7 +115,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     paths = checkpoints_in(folder)
     for path in reversed(paths):
         try:
-            return _read(path)
+            return load_checkpoint(path)
         except DamagedCheckpointError as error:
             warnings.warn(f"{error} Going back to the one before.", stacklevel=2)
     if paths:
@@ -155,15 +139,13 @@ def restoring(checkpoint: Checkpoint) -> Iterator[None]:
         raise CheckpointError(f"{checkpoint.path} cannot be restored ({type(error).__name__}: {error}).") from error
 
 
-def _is_good(path: Path) -> bool:
-    try:
-        _read(path)
-    except CheckpointError:
-        return False
-    return True
-
-
-def _read(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path) -> Checkpoint:
+    """
+    :param path: File of a checkpoint
+    :return: The checkpoint
+    :raises CheckpointError: if it is not a checkpoint, or of another version
+    :raises DamagedCheckpointError: if it does not have the content that was written
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -190,7 +172,7 @@ def _read(path: Path) -> Checkpoint:
         # A copy, which is aligned and writable
         arrays = {name: array.clone() if name.startswith(TAG) else array for name, array in arrays.items()}
         tree = arrays.pop(TREE).numpy().tobytes()
-        return Checkpoint(path, _decode(json.loads(tree), arrays, {}))
+        return Checkpoint(path, _Decoder(arrays).decode(json.loads(tree)))
     except (CheckpointError, StateError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     # SyntaxError: NumPy parses the name of a type as Python code. RuntimeError: PyTorch raises it for axes that do not fit
@@ -219,10 +201,12 @@ class _Encoder:
         self.arrays: dict[str, th.Tensor] = {}
         # For what shares memory, by identity: the array, name of the shared block in `arrays`, and offset of its first byte
         self.views: dict[int, tuple[np.ndarray, str, int]] = {}
-        for i, overlapping in enumerate(_overlapping_arrays(state)):
+        parts = list(_parts_of(state))
+        for i, overlapping in enumerate(_overlapping_arrays(parts)):
             self._add_memory(f"{TAG}memory/{i}", overlapping)
         # Numbers of the containers that stand in several places, by identity
-        self.repeated = {key: number for number, key in enumerate(_repeated_containers(state))}
+        counts = Counter(id(part) for part in parts if isinstance(part, list | dict | deque | set))
+        self.repeated = {key: number for number, key in enumerate(key for key, count in counts.items() if count > 1)}
         self.encoded: set[int] = set()
 
     def _add_memory(self, name: str, overlapping: list[tuple[int, np.ndarray]]) -> None:
@@ -254,7 +238,8 @@ class _Encoder:
 
     def _encode_once(self, value: Any, name: str) -> Any:
         if isinstance(value, enum.Enum):
-            return {TAG: "enum", "kind": kind_of(value), **member_of(value)}
+            # Members of a flag that are combined have no name
+            return {TAG: "enum", "kind": kind_of(value), "member": value.value if isinstance(value, enum.Flag) else value.name}
         if type(value) is list:
             return [self.encode(item, f"{name}/{i}") for i, item in enumerate(value)]
         if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
@@ -277,8 +262,7 @@ class _Encoder:
             array, memory, offset = self.views[id(value)]
             layout = {"shape": list(array.shape), "strides": list(array.strides)}
             tensor = {"tensor": str(value.dtype).removeprefix("torch.")} if isinstance(value, th.Tensor) else {}
-            dtype = self._encode_type(array.dtype)
-            return {TAG: "view", "name": memory, "dtype": dtype, "offset": offset, **layout, **tensor}
+            return {TAG: "view", "name": memory, "dtype": _describe(array.dtype), "offset": offset, **layout, **tensor}
         # The keys "a/b" and "a", then "b", have the same position
         while name in self.arrays:
             name += "'"
@@ -294,11 +278,11 @@ class _Encoder:
         is_known = array.dtype.isnative and array.dtype.name in ARRAY_TYPES
         stored = array if is_known else np.frombuffer(array.tobytes(), dtype=np.uint8)
         self.arrays[name] = th.from_numpy(np.array(stored))
-        dtype = self._encode_type(array.dtype)
-        return {TAG: kind, "name": name, "dtype": dtype, "shape": list(array.shape), "axes": axes}
+        return {TAG: kind, "name": name, "dtype": _describe(array.dtype), "shape": list(array.shape), "axes": axes}
 
-    def _encode_type(self, dtype: np.dtype) -> Any:
-        return dtype.str if dtype.names is None else self.encode(dtype_to_descr(dtype), "")
+
+def _describe(dtype: np.dtype) -> str | dict[str, str]:
+    return dtype.str if dtype.names is None else {name: dtype[name].str for name in dtype.names}
 
 
 def _memory_order(strides: Sequence[int]) -> list[int]:
@@ -312,33 +296,15 @@ def _memory_order(strides: Sequence[int]) -> list[int]:
     return sorted(range(len(strides)), key=lambda axis: -abs(strides[axis]))
 
 
-def _repeated_containers(state: Any) -> list[int]:
+def _overlapping_arrays(parts: list[Any]) -> Iterator[list[tuple[int, np.ndarray]]]:
     """
-    :param state: Plain data
-    :return: identities of the containers in it that may change and stand in several places
+    :param parts: Parts of plain data
+    :return: groups of arrays among them that share memory, each with the identity of its array or tensor
     """
-    found: dict[int, int] = {}
-
-    def count(value: Any) -> None:
-        if isinstance(value, list | dict | deque | set):
-            found[id(value)] = found.get(id(value), 0) + 1
-            if found[id(value)] > 1:
-                return
-        for item in _items(value):
-            count(item)
-
-    count(state)
-    return [key for key, times in found.items() if times > 1]
-
-
-def _overlapping_arrays(state: Any) -> Iterator[list[tuple[int, np.ndarray]]]:
-    """
-    :param state: Plain data
-    :return: groups of arrays in it that share memory, each with the identity of its array or tensor
-    """
+    arrays = [(id(part), array) for part in parts if (array := _shown_as_array(part)) is not None and array.size > 0]
     group: list[tuple[int, np.ndarray]] = []
     end = 0
-    for key, array in sorted(_arrays_in(state), key=lambda item: byte_bounds(item[1])):
+    for key, array in sorted(arrays, key=lambda item: byte_bounds(item[1])):
         low, high = byte_bounds(array)
         if array.nbytes > LARGEST_RATIO * (high - low):
             # One number in many places, as of `np.broadcast_to`, is written as what it shows
@@ -353,19 +319,19 @@ def _overlapping_arrays(state: Any) -> Iterator[list[tuple[int, np.ndarray]]]:
         yield group
 
 
-def _arrays_in(value: Any) -> Iterator[tuple[int, np.ndarray]]:
+def _shown_as_array(value: Any) -> np.ndarray | None:
+    """:return: an array with the memory of a tensor or an array, if NumPy can show it, as not that of sparse tensors"""
     if isinstance(value, th.Tensor):
-        # Others, such as sparse ones, have no memory that NumPy could show
         with contextlib.suppress(TypeError, RuntimeError):
-            tensor = value.detach()
-            array = (tensor.view(th.int16) if tensor.dtype is th.bfloat16 else tensor).numpy()
-            if array.size > 0:
-                yield id(value), array
-    elif isinstance(value, np.ndarray):
-        if value.size > 0 and is_plain(value):
-            yield id(value), value
+            return (value.detach().view(th.int16) if value.dtype is th.bfloat16 else value.detach()).numpy()
+    return value if isinstance(value, np.ndarray) and is_plain(value) else None
+
+
+def _parts_of(value: Any) -> Iterator[Any]:
+    """:return: everything in plain data, at any depth; what stands in several places comes several times"""
+    yield value
     for item in _items(value):
-        yield from _arrays_in(item)
+        yield from _parts_of(item)
 
 
 def _items(value: Any) -> Iterable[Any]:
@@ -377,90 +343,86 @@ def _items(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple | deque) else ()
 
 
-def _as_tensor(array: np.ndarray, name: str) -> th.Tensor:
+class _Decoder:
     """
-    :param array: An array
-    :param name: Type of PyTorch, of the same size
-    :return: tensor that shares its memory
-    """
-    dtype = getattr(th, name, None)
-    if not isinstance(dtype, th.dtype) or dtype.itemsize != array.itemsize:
-        raise ValueError(f"no tensor of type {name}")
-    return th.from_numpy(array).view(dtype)
+    Inverse of ``_Encoder``.
 
+    :param arrays: Arrays of a file, by name
+    """
 
-def _decode(value: Any, arrays: dict[str, th.Tensor], repeated: dict[int, Any]) -> Any:
-    """
-    :param value: Result of ``_Encoder``
-    :param arrays: Its arrays
-    :param repeated: Containers that stand in several places, by their number, as far as they have been read
-    :return: Plain data
-    """
-    if isinstance(value, list):
-        return [_decode(item, arrays, repeated) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if TAG not in value:
-        return {key: _decode(item, arrays, repeated) for key, item in value.items()}
-    kind = value[TAG]
-    if kind == "same":
-        if "value" in value:
-            repeated[value["number"]] = _decode(value["value"], arrays, repeated)
-        return repeated[value["number"]]
-    if kind == "object":
-        return ObjectState(value["kind"], _decode(value["values"], arrays, repeated))
-    if kind == "enum":
-        return _decode_member(value)
-    if kind == "value":
-        return make_value(value["kind"], tuple(_decode_items(value, arrays, repeated)))
-    if kind in CONTAINERS:
-        items = _decode_items(value, arrays, repeated)
+    def __init__(self, arrays: dict[str, th.Tensor]) -> None:
+        self.arrays = arrays
+        # Containers that stand in several places, by their number, as far as they have been read
+        self.repeated: dict[int, Any] = {}
+
+    def decode(self, value: Any) -> Any:
+        """
+        :param value: Result of ``_Encoder.encode``
+        :return: Plain data
+        """
+        if isinstance(value, list):
+            return list(map(self.decode, value))
+        if not isinstance(value, dict):
+            return value
+        if TAG not in value:
+            return {key: self.decode(item) for key, item in value.items()}
+        return self._decode_tagged(value[TAG], value)
+
+    def _decode_tagged(self, kind: str, value: dict[str, Any]) -> Any:
+        if kind == "same":
+            if "value" in value:
+                self.repeated[value["number"]] = self.decode(value["value"])
+            return self.repeated[value["number"]]
+        if kind == "object":
+            return ObjectState(value["kind"], self.decode(value["values"]))
+        if kind == "enum":
+            return _find_member(value["kind"], value["member"])
+        if kind != "value" and kind not in CONTAINERS:
+            return self._decode_array(kind, value)
+        if not isinstance(value["items"], list):
+            # A range of billions may stand in its place
+            raise CheckpointError("it has a container without a list of items.")
+        items = self.decode(value["items"])
+        if kind == "value":
+            return make_value(value["kind"], tuple(items))
         return deque(items, value["maxlen"]) if kind == "deque" else CONTAINERS[kind](items)
-    return _decode_array(value, arrays)
 
+    def _decode_array(self, kind: str, value: dict[str, Any]) -> Any:
+        stored = self.arrays[value["name"]]
+        if kind == "tensor":
+            tensor = stored.permute(np.argsort(value["axes"]).tolist())
+            return tensor.requires_grad_(value.get("requires_grad", False))
+        if kind == "bytes":
+            return stored.numpy().tobytes()
+        kept = value["dtype"]
+        dtype = np.dtype(list(kept.items()) if isinstance(kept, dict) else str(kept))
+        if not is_array_type(dtype):
+            raise ValueError(f"an array of the type {dtype}")
+        if kind == "view":
+            return self._decode_view(stored.numpy().data, dtype, value)
+        array = np.frombuffer(stored.numpy().tobytes(), dtype).reshape(value["shape"])
+        return array[()] if kind == "scalar" else array.copy().transpose(np.argsort(value["axes"]))
 
-def _decode_items(value: dict[str, Any], arrays: dict[str, th.Tensor], repeated: dict[int, Any]) -> list[Any]:
-    if not isinstance(value["items"], list):
-        # A range of billions may stand in its place
-        raise CheckpointError("it has a container without a list of items.")
-    return _decode(value["items"], arrays, repeated)
-
-
-def _decode_member(value: dict[str, Any]) -> enum.Enum:
-    found = find_class(value["kind"])
-    if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-        raise CheckpointError(f"it has a member of the enum {value['kind']}: import the module that defines it.")
-    return find_member(found, value)
-
-
-def _decode_array(value: dict[str, Any], arrays: dict[str, th.Tensor]) -> Any:
-    kind = value[TAG]
-    if kind == "tensor":
-        tensor = arrays[value["name"]].permute(np.argsort(value["axes"]).tolist())
-        return tensor.requires_grad_(value.get("requires_grad", False))
-    if kind == "view":
-        memory, dtype = arrays[value["name"]].numpy().data, _decode_type(value["dtype"])
+    def _decode_view(self, memory: memoryview, dtype: np.dtype, value: dict[str, Any]) -> Any:
         # NumPy takes -1 for as many as there are, and then does not look whether they are inside the memory
         if any(length < 0 for length in value["shape"]):
             raise ValueError(f"an array of the shape {value['shape']}")
         array = np.ndarray(value["shape"], dtype, memory, value["offset"], value["strides"])
         if array.nbytes > LARGEST_RATIO * memory.nbytes:
             raise ValueError(f"an array that shows {memory.nbytes} bytes as {array.nbytes}")
-        return _as_tensor(array, value["tensor"]) if "tensor" in value else array
-    data = arrays[value["name"]].numpy().tobytes()
-    if kind == "bytes":
-        return data
-    array = np.frombuffer(data, dtype=_decode_type(value["dtype"])).reshape(value["shape"])
-    return array[()] if kind == "scalar" else array.copy().transpose(np.argsort(value["axes"]))
+        if "tensor" not in value:
+            return array
+        tensor_type = getattr(th, value["tensor"], None)
+        if not isinstance(tensor_type, th.dtype) or tensor_type.itemsize != array.itemsize:
+            raise ValueError(f"no tensor of type {value['tensor']}")
+        return th.from_numpy(array).view(tensor_type)
 
 
-def _decode_type(value: Any) -> np.dtype:
-    """
-    :param value: Description of the type of an array
-    :return: the type
-    :raises ValueError: if its arrays have objects, which are addresses in memory
-    """
-    dtype = descr_to_dtype(_decode(value, {}, {}))
-    if dtype.hasobject:
-        raise ValueError("an array of objects")
-    return dtype
+def _find_member(kind: str, member: Any) -> enum.Enum:
+    found = find_class(kind)
+    if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+        raise CheckpointError(f"it has a member of the enum {kind}: import the module that defines it.")
+    try:
+        return found(member) if issubclass(found, enum.Flag) else found[member]
+    except (KeyError, ValueError):
+        raise CheckpointError(f"the enum {kind} has no member {member!r}.") from None

@@ -28,7 +28,6 @@ from sb3_qac.resume.state import (
     set_attributes,
     set_state,
     set_values,
-    state_of,
 )
 
 NEW_EPISODES = (
@@ -48,8 +47,12 @@ def take_environments(env: VecEnv, name: str, seen: set[int], new_episodes: bool
     :raises StateError: if it cannot be taken
     """
     if not new_episodes:
+        # What others have too is not left out
+        own: set[int] = set()
         with naming_new_episodes():
-            return get_state(env, name, seen)
+            state = get_state(env, name, own)
+        seen |= own
+        return state
     everything = list(environments_in(env))
     seen.update(map(id, everything))
     states = []
@@ -126,15 +129,14 @@ def naming_new_episodes() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        message = str(error).removesuffix(NEW_EPISODES).rstrip(" .")
-        raise StateError(f"{message}. {NEW_EPISODES}") from error
+        raise StateError(f"{str(error).rstrip('.')}. {NEW_EPISODES}") from error
 
 
 @get_values.register
 def _(obj: SubprocVecEnv, name: str, seen: set[int]) -> dict[str, Any]:
     raise StateError(
         f"{name} runs its environments in other processes (SubprocVecEnv), where their state cannot be taken. "
-        f"Use a DummyVecEnv, or for Atari an AleVecEnv. {NEW_EPISODES}"
+        "Use a DummyVecEnv, or for Atari an AleVecEnv."
     )
 
 
@@ -149,24 +151,16 @@ def _(obj: AleVecEnv, values: dict[str, Any], name: str) -> None:
     set_values(obj.action_space, values["action_space"], name)
 
 
-def check_layer(layer: gym.Wrapper, name: str) -> None:
-    """
-    :param layer: Wrapper inside an ``EpisodeReplay``
-    :param name: What to call the latter in errors
-    :raises StateError: if it has statistics that outlive an episode. Playing the episode again would add to them once more
-    """
-    for key, value in vars(layer).items():
-        if isinstance(value, GymRunningMeanStd | RunningMeanStd):
-            raise StateError(
-                f"{type(layer).__name__} is inside {name}, which cannot restore its `{key}` ({kind_of(value)}) by playing the "
-                "episode again. Put it outside EpisodeReplay. In a study, and for running statistics, use VecNormalize."
-            )
-
-
 @get_values.register
 def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
     for layer in wrappers_of(obj.env):
-        check_layer(layer, name)
+        for key, value in vars(layer).items():
+            if isinstance(value, GymRunningMeanStd | RunningMeanStd):
+                # Playing the episode again would add to them once more
+                raise StateError(
+                    f"{type(layer).__name__} is inside {name}, which cannot restore its `{key}` ({kind_of(value)}) by playing "
+                    "the episode again. Put it outside EpisodeReplay, or use VecNormalize."
+                )
     # The replay restores everything inside, so nothing else needs to save it
     seen.update(map(id, (*wrappers_of(obj.env), obj.unwrapped)))
     actions = obj.episode_actions
@@ -175,7 +169,7 @@ def _(obj: EpisodeReplay, name: str, seen: set[int]) -> dict[str, Any]:
         "random_state": obj.random_state,
         "generator_states": obj.generator_states,
         # A wrapper outside may have drawn from them too
-        "generators": [state_of(generator, f"{name}.generators", seen) for generator in obj.env_generators()],
+        "generators": [get_state(generator, f"{name}.generators", seen) for generator in obj.env_generators()],
         # One array is written and read faster than thousands
         "actions": np.stack(actions) if len({(action.shape, action.dtype) for action in actions}) == 1 else list(actions),
         "obs": obj.last_obs,
@@ -230,7 +224,7 @@ else:
         emulator = obj.clone_state(include_rng=True).__getstate__()
         return {
             "emulator": emulator,
-            "generator": state_of(obj._np_random, f"{name}.np_random", seen),
+            "generator": get_state(obj._np_random, f"{name}.np_random", seen),
             "action_space": get_values(obj.action_space, name, seen),
             "observation_space": get_values(obj.observation_space, name, seen),
         }

@@ -1,13 +1,10 @@
-"""The folder of a run's checkpoints: one process at a time, and ``run.json``, which says how far the run has come."""
+"""The folder of a run's checkpoints, for one process at a time."""
 
-import json
-import sys
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
-from sb3_qac.common.files import make_folder, write_atomically
+from sb3_qac.common.files import make_folder
 from sb3_qac.resume.checkpoints import CheckpointError
 
 
@@ -34,11 +31,3 @@ def take_folder(folder: Path) -> FileLock:
             "for it, close it, or use another folder."
         ) from None
     return lock
-
-
-def write_run_file(folder: Path, **content: Any) -> None:
-    """
-    :param folder: Folder of checkpoints
-    :param content: What to write next to the command
-    """
-    write_atomically(folder / "run.json", (json.dumps({"command": sys.argv, **content}, indent=1) + "\n").encode())

@@ -1,17 +1,14 @@
 """The identity of a run: the settings that a resumed run must share with its checkpoint."""
 
-import contextlib
 import inspect
-from collections.abc import Sized
 from typing import Any
 
-import torch as th
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, checkpoints_in, load_checkpoint
+from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError
 from sb3_qac.resume.state import equal, is_plain
 
 # Arguments of algorithms that do not change the numbers, or that are compared in another way
@@ -25,14 +22,6 @@ SHOWN = frozenset({"render_mode"})
 NORMALIZATION = ("norm_obs", "norm_reward", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon")
 
 
-def training_state(model: BaseAlgorithm) -> tuple[str, ...]:
-    """
-    :param model: Model
-    :return: names of further attributes that change during training; an algorithm lists them in ``training_state``
-    """
-    return getattr(model, "training_state", ())
-
-
 def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     """
     :param model: Model
@@ -40,8 +29,9 @@ def training_settings(model: BaseAlgorithm) -> dict[str, Any]:
     """
     assert model.env is not None
     spec = spec_of(model.env)
-    moving = set(training_state(model))
-    arguments = sorted(constructor_arguments(model) - ARGUMENTS_NOT_COMPARED - moving)
+    # An algorithm lists attributes that change during training in `training_state`
+    moving = getattr(model, "training_state", ())
+    arguments = sorted(constructor_arguments(model) - ARGUMENTS_NOT_COMPARED - set(moving))
     policy = model.policy._get_constructor_parameters()
     normalize = model.get_vec_normalize_env()
     return {
@@ -121,52 +111,15 @@ def different_settings(here: dict[str, Any], there: dict[str, Any]) -> dict[str,
     }
 
 
-def differences(model: BaseAlgorithm, state: dict[str, Any]) -> list[str]:
-    """
-    :param model: Model that resumes the run
-    :param state: Result of ``model_state``
-    :return: the differences in settings that both have
-    """
-    here, there = training_settings(model), state["training"]
-    # An argument that a callback has changed, in a model that `resume` has restored
-    changed = {name: value for name, value in state["algorithm"].items() if name in here and equal(value, here[name])}
-    different = list(different_settings(here, {**there, **changed}).values())
-    if not different:
-        now, then = (
-            # Without a module's own extra state, which may be anything
-            {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, th.Tensor)}
-            for tensors in (model.policy.state_dict(), state["policy"])
-        )
-        others = [name for name in {**then, **now} if now.get(name) != then.get(name)]
-        different = [f"the shape of {name} is {now.get(name)}, and was {then.get(name)}" for name in others]
-    return different
-
-
 def check_same_training(model: BaseAlgorithm, checkpoint: Checkpoint) -> None:
     """
     :param model: Model that resumes the run
     :param checkpoint: Checkpoint to resume from
-    :raises CheckpointError: if it belongs to a different run; the message names the newest checkpoint of this one
+    :raises CheckpointError: if it belongs to a different run
     """
-    different = differences(model, checkpoint.state)
-    if not different:
-        return
-    advice = "There is none of this run in its folder: use another folder."
-    for path in reversed(checkpoints_in(checkpoint.path.parent)):
-        with contextlib.suppress(CheckpointError):
-            if not differences(model, load_checkpoint(path).state):
-                advice = f"The newest one of this run there is {path.name}."
-                break
-    raise CheckpointError(f"{checkpoint.path} is of a different run: {'; '.join(different)}. {advice}")
-
-
-def check_same_number(what: str, here: Sized, there: Sized, advice: str) -> None:
-    """
-    :param what: What is counted, such as "log files are open"
-    :param here: Items in this process
-    :param there: Items in the checkpoint
-    :param advice: What to do
-    :raises CheckpointError: if the numbers differ
-    """
-    if len(here) != len(there):
-        raise CheckpointError(f"{len(here)} {what}, but {len(there)} were when the checkpoint was written: {advice}.")
+    here, state = training_settings(model), checkpoint.state
+    # An argument that a callback has changed, in a model that `resume` has restored
+    changed = {name: value for name, value in state["algorithm"].items() if name in here and equal(value, here[name])}
+    different = different_settings(here, {**state["training"], **changed})
+    if different:
+        raise CheckpointError(f"{checkpoint.path} is of a different run: {'; '.join(different.values())}. Use another folder.")

@@ -1,15 +1,13 @@
 """Log files that a resumed run continues: no row is missing, and none is there twice."""
 
 import contextlib
-import io
 import os
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
-import gymnasium as gym
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import (
     CSVOutputFormat,
@@ -23,8 +21,8 @@ from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
+from sb3_qac.common.wrappers import wrappers_of
 from sb3_qac.resume.checkpoints import LARGEST_RATIO, CheckpointError
-from sb3_qac.resume.identity import check_same_number
 from sb3_qac.resume.state import is_plain, items_by_key
 
 Output = TypeVar("Output", bound=KVWriter)
@@ -45,7 +43,7 @@ class Logs:
         self.csv_formats = outputs_of(logger, CSVOutputFormat)
         self.tensorboards = outputs_of(logger, TensorBoardOutputFormat)
         # What monitors and the logger append to
-        self.files = [writer.file_handler for env in envs for writer in results_writers(env)]
+        self.files: list[Any] = [writer.file_handler for env in envs for writer in results_writers(env)]
         for output in logger.output_formats:
             own_text = isinstance(output, HumanOutputFormat) and output.own_file
             if own_text or isinstance(output, CSVOutputFormat | JSONOutputFormat):
@@ -54,13 +52,12 @@ class Logs:
 
     def state(self) -> dict[str, Any]:
         """:return: the content of the log files, and where TensorBoard's are"""
-        log_dirs = [Path(output.writer.log_dir) for output in self.tensorboards]
-        for log_dir in log_dirs:
-            sync_files(log_dir)
+        for file in self.files:
+            file.flush()
         return {
             "csv_keys": [list(output.keys) for output in self.csv_formats],
-            "tensorboard": [os.path.relpath(log_dir, self.folder) for log_dir in log_dirs],
-            "logs": [pack_log(read_log(file)) for file in self.files],
+            "tensorboard": [os.path.relpath(output.writer.log_dir, self.folder) for output in self.tensorboards],
+            "logs": [pack_log(Path(file.name).read_bytes()) for file in self.files],
         }
 
     def contents_of(self, state: dict[str, Any]) -> list[bytes]:
@@ -69,9 +66,13 @@ class Logs:
         :return: the content of each log file
         :raises CheckpointError: if this run has other files
         """
-        check_same_number("CSV logs are open", self.csv_formats, state["csv_keys"], "give the logger the same outputs")
-        advice = "give the environments and the logger the same files"
-        check_same_number("log files are open", self.files, state["logs"], advice)
+        logs = ("CSV logs", self.csv_formats, state["csv_keys"]), ("log files", self.files, state["logs"])
+        for what, here, there in logs:
+            if len(here) != len(there):
+                raise CheckpointError(
+                    f"{len(here)} {what} are open, but {len(there)} were at the checkpoint: give the environments "
+                    "and the logger the same files."
+                )
         return [unpack_log(packed) for packed in state["logs"]]
 
     def restore(self, state: dict[str, Any], contents: list[bytes]) -> None:
@@ -83,9 +84,12 @@ class Logs:
             csv_format.keys = keys
         for output, log_dir in zip(self.tensorboards, state["tensorboard"], strict=False):
             # Without a look at the disk, as it was made: ".." behind a symbolic link leads elsewhere
-            resume_tensorboard(output, Path(os.path.abspath(self.folder / log_dir)))
+            resume_tensorboard(output, Path(os.path.abspath(self.folder / log_dir)), state["model"]["num_timesteps"])
         for file, content in zip(self.files, contents, strict=True):
-            rewrite_log(file, content)
+            file.seek(0)
+            file.truncate()
+            file.buffer.write(content)
+            file.flush()
 
 
 def outputs_of(logger: Logger, kind: type[Output]) -> list[Output]:
@@ -138,58 +142,32 @@ class LogIntervalCallback(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         self.iteration += 1
-        log_interval = self.locals["log_interval"]
+        model, log_interval = self.model, self.locals["log_interval"]
         if self.offset == 0 or log_interval is None:
             return
-        assert isinstance(self.model, OnPolicyAlgorithm)
-        is_written = (self.iteration - self.offset) % log_interval == 0
-        if self.offset % log_interval == 0 and is_written:
-            change_next_row(self.logger, self.iteration)
-            return
-        if self.iteration % log_interval == 0:
-            self.model.dump_logs(self.iteration)
-        if is_written:
-            change_next_row(self.logger, None)
+        assert isinstance(model, OnPolicyAlgorithm)
+        is_due = self.iteration % log_interval == 0
+
+        def dump_logs(iteration: int = 0) -> None:
+            del model.dump_logs
+            if is_due:
+                model.dump_logs(self.iteration)
+
+        if (self.iteration - self.offset) % log_interval == 0:
+            # `learn` calls it next
+            model.dump_logs = dump_logs  # type: ignore[method-assign]
+        elif is_due:
+            model.dump_logs(self.iteration)
 
 
-def change_next_row(logger: Logger, iteration: int | None) -> None:
+def resume_tensorboard(output_format: TensorBoardOutputFormat, folder: Path, steps: int) -> None:
     """
-    Change the next row that ``learn`` writes.
+    Continue in the folder of an earlier start. TensorBoard no longer shows the rows after the checkpoint.
 
-    :param logger: Logger of a run
-    :param iteration: Number of the row; None to leave it out. What was recorded for it before ``learn`` begins to write it
-        then stays for the next one.
-    """
-    # Those that the user has set on the logger itself
-    before: dict[str, Any] = {name: vars(logger)[name] for name in ("record", "dump") if name in vars(logger)}
-    record_unchanged, is_left_out = logger.record, False
-
-    def record(key: str, value: Any, exclude: str | tuple[str, ...] | None = None) -> None:
-        nonlocal is_left_out
-        # What SB3's `dump_logs` records first
-        if key == "time/iterations":
-            value, is_left_out = iteration, iteration is None
-        if not is_left_out:
-            record_unchanged(key, value, exclude)
-
-    def dump(step: int = 0) -> None:
-        del logger.record, logger.dump
-        vars(logger).update(before)
-        if iteration is not None:
-            logger.dump(step)
-
-    # On this one logger, because its class may be the user's
-    logger.record = record  # type: ignore[method-assign]
-    logger.dump = dump  # type: ignore[method-assign]
-
-
-def resume_tensorboard(output_format: TensorBoardOutputFormat, folder: Path) -> None:
-    """
-    Continue in the folder of an earlier start, without writing again what is already there.
-
-    :param output_format: Output that was just opened; its file is removed if it is empty, and so is its folder
+    :param output_format: Output that was just opened; its file is removed, and so is its folder if it is empty
     :param folder: Folder whose logs to continue, next to that of ``output_format`` or the same one. Otherwise this start was
         given another place for its logs, and a warning says so
+    :param steps: Environment steps at the checkpoint
     """
     # The writer stays the same object, because callbacks may have it
     writer = output_format.writer
@@ -202,57 +180,15 @@ def resume_tensorboard(output_format: TensorBoardOutputFormat, folder: Path) -> 
         )
         return
     folder = opened.parent / folder.name
+    assert writer.file_writer is not None
+    file = Path(writer.file_writer.event_writer._file_name)
     writer.close()
-    for path in opened.glob(f"events.out.tfevents.*.{os.getpid()}.*"):
-        if not last_steps_of(path):
-            path.unlink()
+    file.unlink()
     if opened != folder:
         # Not if something else is in it
         with contextlib.suppress(OSError):
             opened.rmdir()
-    there = last_steps(folder)
-    # Opens it anew
-    type(writer).__init__(writer, log_dir=str(folder))
-    file_writer = writer.file_writer
-    assert file_writer is not None
-    add_event = file_writer.add_event
-
-    def add_new(event: Any, step: int | None = None, walltime: float | None = None) -> None:
-        if step is not None and event.HasField("summary"):
-            new = [value for value in event.summary.value if there.get(value.tag, -1) < step]
-            del event.summary.value[:]
-            event.summary.value.extend(new)
-            if not new:
-                return
-        add_event(event, step, walltime)
-
-    file_writer.add_event = add_new
-
-
-def last_steps(folder: Path) -> dict[str, int]:
-    """
-    :param folder: Folder with event files
-    :return: for each tag, the last step that was written
-    """
-    steps: dict[str, int] = {}
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        for tag, step in last_steps_of(path).items():
-            steps[tag] = max(step, steps.get(tag, -1))
-    return steps
-
-
-def last_steps_of(path: Path) -> dict[str, int]:
-    """
-    :param path: Event file, whose end may be incomplete
-    :return: for each tag, the last step that was written
-    """
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-    steps: dict[str, int] = {}
-    for event in LegacyEventFileLoader(str(path)).Load():
-        for value in event.summary.value:
-            steps[value.tag] = max(event.step, steps.get(value.tag, -1))
-    return steps
+    type(writer).__init__(writer, log_dir=str(folder), purge_step=steps + 1)
 
 
 def results_writers(env: VecEnv) -> Iterator[ResultsWriter]:
@@ -260,20 +196,17 @@ def results_writers(env: VecEnv) -> Iterator[ResultsWriter]:
     :param env: Environments
     :return: the writers of their monitor files (of ``Monitor``, ``VecMonitor`` and ``AleVecEnv``)
     """
-    while True:
-        # Not `getattr`: a wrapper also shows the attributes of the environment inside it
-        yield from vars(env).get("_results_writers", [])
-        if vars(env).get("results_writer") is not None:
-            yield vars(env)["results_writer"]
-        if not isinstance(env, VecEnvWrapper):
-            break
+    layers: list[Any] = [env]
+    while isinstance(env, VecEnvWrapper):
         env = env.venv
+        layers.append(env)
     # In a `VecEnv` of one's own it may be anything
-    for layer in items_by_key(getattr(env, "envs", None)).values():
-        while isinstance(layer, gym.Wrapper):
-            if vars(layer).get("results_writer") is not None:
-                yield vars(layer)["results_writer"]
-            layer = layer.env
+    for single in items_by_key(getattr(env, "envs", None)).values():
+        layers += wrappers_of(single)
+    for layer in layers:
+        # Not `getattr`: a wrapper also shows the attributes of the environment inside it
+        writers = [vars(layer).get("results_writer"), *vars(layer).get("_results_writers", [])]
+        yield from (writer for writer in writers if writer is not None)
 
 
 def pack_log(content: bytes) -> bytes:
@@ -287,49 +220,13 @@ def pack_log(content: bytes) -> bytes:
 
 def unpack_log(packed: bytes) -> bytes:
     """
-    :param packed: Result of ``pack_log``, as a file says that may be anybody's
+    :param packed: Result of ``pack_log``, or bytes of somebody else
     :return: the content
-    :raises CheckpointError: if it is damaged, or is more than ``LARGEST_RATIO`` times as long
+    :raises CheckpointError: if it is damaged, or more than ``LARGEST_RATIO`` times as long
     """
     decompressor = zlib.decompressobj()
-    try:
-        content = decompressor.decompress(packed, LARGEST_RATIO * len(packed) + 1)
-    except zlib.error as error:
-        raise CheckpointError(f"The checkpoint has a damaged log file ({error}).") from None
-    if not decompressor.eof or len(content) > LARGEST_RATIO * len(packed):
-        raise CheckpointError(
-            f"The checkpoint has a log file that is incomplete, or more than {LARGEST_RATIO} times as long as what it was "
-            "compressed to, which sb3_qac does not write."
-        )
-    return content
-
-
-def read_log(file: IO[str]) -> bytes:
-    """
-    :param file: File that is open for writing
-    :return: Its content
-    """
-    file.flush()
-    return Path(file.name).read_bytes()
-
-
-def rewrite_log(file: IO[str], content: bytes) -> None:
-    """
-    :param file: File that is open for writing
-    :param content: New content; later writes are appended to it
-    """
-    assert isinstance(file, io.TextIOWrapper)
-    file.seek(0)
-    file.truncate()
-    file.buffer.write(content)
-    file.flush()
-
-
-def sync_files(folder: Path) -> None:
-    """
-    :param folder: Folder whose files are flushed from the operating system to the disk
-    """
-    for path in folder.iterdir():
-        if path.is_file():
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())
+    with contextlib.suppress(zlib.error):
+        content = decompressor.decompress(packed, LARGEST_RATIO * len(packed))
+        if decompressor.eof:
+            return content
+    raise CheckpointError(f"The checkpoint has a log file that is damaged, or more than {LARGEST_RATIO} times as long there.")

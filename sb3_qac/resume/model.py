@@ -1,9 +1,6 @@
 """The state of a model: taken from one model, and set in another that was made in the same way."""
 
-import contextlib
 import copy
-import math
-import numbers
 import os
 import time
 import warnings
@@ -14,12 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr
 
-from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import read_json
 from sb3_qac.common.random_state import set_random_state
 from sb3_qac.resume.checkpoints import CheckpointError, load_checkpoint, newest_checkpoint, restoring
@@ -29,13 +24,11 @@ from sb3_qac.resume.identity import (
     check_same_training,
     constructor_arguments,
     training_settings,
-    training_state,
 )
 from sb3_qac.resume.state import (
     StateError,
     check_objects,
     get_attributes,
-    get_plain_attributes,
     is_plain,
     items_by_key,
     restore_attributes,
@@ -58,7 +51,7 @@ MODEL_ATTRIBUTES = (
 # Further ones of SB3's: parts that have their state elsewhere, and what each start sets or is compared in another way
 MODEL_ATTRIBUTES_SKIPPED = frozenset(
     "env _vec_normalize_env observation_space action_space policy rollout_buffer policy_kwargs rollout_buffer_kwargs verbose "
-    "tensorboard_log seed start_time _total_timesteps _custom_logger _stats_window_size".split()
+    "tensorboard_log seed start_time learning_rate _total_timesteps _custom_logger _stats_window_size".split()
 )
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num", "_num_timesteps_at_start")
 # Of a rollout buffer: those of the model, and how far the rollout has come
@@ -121,7 +114,7 @@ def names_kept_elsewhere(model: BaseAlgorithm) -> set[str]:
     modules, tensors = model._get_torch_save_params()
     saved = {name.partition(".")[0] for name in (*modules, *tensors)}
     schedules = {name for name, value in vars(model).items() if isinstance(value, SCHEDULES)}
-    return {*MODEL_ATTRIBUTES, *MODEL_ATTRIBUTES_SKIPPED, *training_state(model), *saved, *schedules}
+    return {*MODEL_ATTRIBUTES, *MODEL_ATTRIBUTES_SKIPPED, *getattr(model, "training_state", ()), *saved, *schedules}
 
 
 def own_state(model: OnPolicyAlgorithm, seen: set[int], left_out: dict[str, str]) -> dict[str, Any]:
@@ -171,45 +164,11 @@ def further_modules(model: OnPolicyAlgorithm) -> tuple[dict[str, Any], dict[str,
     }
 
 
-def plain_attributes(model: BaseAlgorithm) -> dict[str, Any]:
-    """
-    :param model: Model that begins to train
-    :return: copies of its further attributes that are plain data, to tell which of them the training changes
-    """
-    names = vars(model).keys() - names_kept_elsewhere(model)
-    copies = {}
-    for name in names & get_plain_attributes(model).keys():
-        # A tensor that was computed with gradients has no copy, and counts as one that changes
-        with contextlib.suppress(RuntimeError):
-            copies[name] = copy.deepcopy(getattr(model, name))
-    return copies
-
-
-def check_values(model: OnPolicyAlgorithm, values: dict[str, Any]) -> None:
-    """
-    :param model: Model
-    :param values: Its ``MODEL_ATTRIBUTES`` in a checkpoint, maybe from somebody else
-    :raises ValueError: if the next rollout could not begin with them
-    """
-    for name in COUNTERS:
-        if not isinstance(values[name], numbers.Integral) or values[name] < 0:
-            raise ValueError(f"`{name}` must be a whole number, at least 0, but is {values[name]!r}")
-    check_number("_current_progress_remaining", values["_current_progress_remaining"], minimum=-math.inf)
-    space, obs = model.observation_space, values["_last_obs"]
-    shapes = {key: part.shape for key, part in space.items()} if isinstance(space, spaces.Dict) else {None: space.shape}
-    found = {key: np.shape(part) for key, part in (obs.items() if isinstance(obs, dict) else [(None, obs)])}
-    if found != {key: (model.n_envs, *shape) for key, shape in shapes.items()}:  # type: ignore[misc]
-        raise ValueError(f"`_last_obs` must have an observation of {space} for each of {model.n_envs} environments")
-    starts = values["_last_episode_starts"]
-    if np.shape(starts) != (model.n_envs,) or np.asarray(starts).dtype != bool:
-        raise ValueError(f"`_last_episode_starts` must be {model.n_envs} booleans, but is {starts!r}")
-
-
 def model_state(
     model: OnPolicyAlgorithm,
-    seen: set[int] | None = None,
-    left_out: dict[str, str] | None = None,
-    new_episodes: bool = False,
+    seen: set[int],
+    left_out: dict[str, str],
+    new_episodes: bool,
 ) -> dict[str, Any]:
     """
     :param model: Model, between two updates
@@ -218,15 +177,14 @@ def model_state(
     :param new_episodes: Whether a resume begins new episodes
     :return: the identity of the run, and everything that the next update depends on, as plain data
     """
-    seen_in_env: set[int] = set()
     assert model.env is not None
+    seen_in_env: set[int] = set()
     env = take_environments(model.env, "the environment", seen_in_env, new_episodes)
-    if seen is not None:
-        seen |= seen_in_env
+    seen |= seen_in_env
     modules, tensors = further_modules(model)
     return {
         "training": training_settings(model),
-        "model": {name: getattr(model, name) for name in (*MODEL_ATTRIBUTES, *training_state(model))},
+        "model": {name: getattr(model, name) for name in (*MODEL_ATTRIBUTES, *getattr(model, "training_state", ()))},
         "elapsed": time.time_ns() - model.start_time,
         # Copies: parts of the policy share parameters, which it does itself
         "policy": {
@@ -239,7 +197,7 @@ def model_state(
         "modules": {name: copy.deepcopy(module.state_dict()) for name, module in modules.items()},
         "tensors": {name: tensor.detach().clone() for name, tensor in tensors.items()},
         "rollout_buffer": buffer_state(model, {*seen_in_env, *map(id, parts_of(model))}),
-        "algorithm": own_state(model, seen_in_env, {} if left_out is None else left_out),
+        "algorithm": own_state(model, seen_in_env, left_out),
         "env": env,
     }
 
@@ -257,10 +215,12 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
     here = buffer_state(model, {*seen, *map(id, parts_of(model))}), own_state(model, seen, {})
     algorithm = without_settings(model, state["algorithm"], names_kept_elsewhere(model))
     # First, because what differs is refused, and then the model stays as it is
-    check_values(model, state["model"])
+    counters = {name: int(state["model"][name]) for name in COUNTERS}
+    if min(counters.values()) < 0:
+        raise CheckpointError(f"The counters of a model are at least 0, but those of the checkpoint are {counters}.")
+    _check_same_optimizer(model, state["optimizer"])
     check_objects(here[0], state["rollout_buffer"], "the rollout buffer")
     check_objects(here[1], algorithm, type(model).__name__)
-    _check_same_optimizer(model, state["optimizer"])
     if new_episodes:
         steps = state["model"]["num_timesteps"]
         first_obs = begin_new_episodes(model.env, state["env"], None if model.seed is None else (model.seed, steps, 0))
@@ -280,8 +240,8 @@ def restore_model(model: BaseAlgorithm, state: dict[str, Any], new_episodes: boo
         restore_attributes(model.rollout_buffer, kept, "the rollout buffer")
     restore_attributes(model, algorithm, type(model).__name__)
     # Only these: the checkpoint may be from somebody else. `ent_coef` is in it only if a callback had set it
-    names = (*MODEL_ATTRIBUTES, *training_state(model), *({"ent_coef"} & state["model"].keys()))
-    vars(model).update({name: state["model"][name] for name in names})
+    names = (*MODEL_ATTRIBUTES, *getattr(model, "training_state", ()), *({"ent_coef"} & state["model"].keys()))
+    vars(model).update({**{name: state["model"][name] for name in names}, **counters})
     if new_episodes:
         model._last_obs = first_obs  # type: ignore[assignment]
         model._last_episode_starts = np.ones(model.n_envs, dtype=bool)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, ProgressBarCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
@@ -19,18 +18,17 @@ from sb3_qac.resume.checkpoints import CheckpointError
 from sb3_qac.resume.environments import NEW_EPISODES, begin_new_episodes, restore_environments, take_environments
 from sb3_qac.resume.identity import different_settings, training_settings
 from sb3_qac.resume.logs import LogIntervalCallback, Logs, restore_rows, rows_state
-from sb3_qac.resume.model import model_state, parts_of, plain_attributes, restore_model, without_settings
+from sb3_qac.resume.model import model_state, parts_of, restore_model, without_settings
 from sb3_qac.resume.state import (
     ObjectState,
     StateError,
     check_objects,
-    equal,
     is_plain,
     objects_in,
     restore_attributes,
     set_attributes,
 )
-from sb3_qac.resume.wandb import restore_wandb, rows_of_wandb, wandb_outputs
+from sb3_qac.resume.wandb import restore_wandb, wandb_rows
 
 
 class RunState:
@@ -62,17 +60,13 @@ class RunState:
         self.settings = settings
         for callback in self.callbacks():
             settings.setdefault(id(callback), (callback, callback_settings(callback)))
-        # The algorithm's settings and attributes when the run started
         self.training_settings = training_settings(model)
-        self.attributes = plain_attributes(model)
         self.evaluation_random = seeded_random_state(model.seed)
         # Class of each object in the state when the run started, by its place, and those of its earlier starts
         self.objects: dict[str, str] | None = None
         self.objects_before: dict[str, str] = {}
         # What checkpoints do not have, so that a resume is not exact
         self.left_out: set[str] = set()
-        # Rows for W&B of an earlier start, compressed, while this one logs to no run of W&B
-        self.wandb_rows: bytes | None = None
 
     def callbacks(self) -> Iterator[BaseCallback]:
         """:return: all callbacks that have state, without the one that writes checkpoints"""
@@ -157,30 +151,22 @@ class RunState:
         logs = Logs(logger, [env, *evaluation_envs], self.folder).state()
         seen = self._seen()
         state = model_state(self.model, seen, left_out, self.new_episodes)
-        algorithm, before = state["algorithm"], self.attributes
         return {
             **state,
-            "algorithm": {k: v for k, v in algorithm.items() if not (k in before and equal(v, before[k]))},
             "random": get_random_state(),
             "evaluation_random": self.evaluation_random,
-            "evaluation_envs": [self._take(each, "the evaluation environment", seen) for each in evaluation_envs],
+            "evaluation_envs": [
+                take_environments(each, "the evaluation environment", seen, self.new_episodes) for each in evaluation_envs
+            ],
             "callbacks": self._callback_states(seen, None if strict else left_out),
             "logger": rows_state(logger),
             **logs,
-            "wandb_rows": rows_of_wandb(logger, self.wandb_rows),
-            "logs_to_wandb": bool(wandb_outputs(logger)),
+            "wandb_rows": wandb_rows(logger),
         }
 
     def _seen(self) -> set[int]:
         """:return: identities of objects to which a callback may refer, but whose state is not its own"""
         return {*map(id, flatten(self.root)), *map(id, parts_of(self.model))}
-
-    def _take(self, env: VecEnv, name: str, seen: set[int]) -> Any:
-        """:return: result of ``take_environments``, which does not leave out what others have, and adds what it has seen"""
-        seen_there: set[int] = set()
-        state = take_environments(env, name, seen_there, self.new_episodes)
-        seen |= seen_there
-        return state
 
     def _callback_states(self, seen: set[int], left_out: dict[str, str] | None) -> list[list[Any]]:
         """
@@ -204,7 +190,18 @@ class RunState:
         :raises CheckpointError: if callbacks or log files differ
         """
         logger, envs = self.model.logger, self._envs()
-        self._check_callbacks(state["callbacks"])
+        here, there = [type(callback).__name__ for callback in self.callbacks()], [name for name, _ in state["callbacks"]]
+        if here != there:
+            raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
+        for evaluation, (_, values) in zip(self.callbacks(), state["callbacks"], strict=True):
+            if not isinstance(evaluation, EvalCallback):
+                continue
+            results, n_episodes = values.get("evaluations_results"), evaluation.n_eval_episodes
+            if evaluation.log_path is not None and results and len(results[-1]) != n_episodes:
+                raise CheckpointError(
+                    f"`n_eval_episodes` of EvalCallback is {n_episodes}, and was {len(results[-1])}. With a `log_path` all "
+                    "evaluations are in one table, so they must have equally many episodes: give the earlier number."
+                )
         logs = Logs(logger, envs, self.folder)
         contents = logs.contents_of(state)
         restore_model(self.model, state, self.new_episodes)
@@ -214,37 +211,8 @@ class RunState:
             plain = {name: value for name, value in kept.items() if is_plain(value)}
             # A copy: they may change the values before these are restored a second time
             set_attributes(callback, copy.deepcopy(plain) if id(callback) in called_before else plain)
-        self._restore_evaluations(envs[1:], state)
-        self.objects_before = dict(state["objects"])
-        logs.restore(state, contents)
-        self.wandb_rows = state["wandb_rows"]
-        restore_wandb(logger, self.wandb_rows, state["logs_to_wandb"])
-        # The run began with its first start
-        self.training_settings |= state["training"]
-        for name in state["algorithm"]:
-            self.attributes.pop(name, None)
-
-    def _check_callbacks(self, states: list[Any]) -> None:
-        here, there = [type(callback).__name__ for callback in self.callbacks()], [name for name, _ in states]
-        if here != there:
-            raise CheckpointError(f"The callbacks are {here}, but the checkpoint was written with {there}: use the same ones.")
-        for evaluation, (_, values) in zip(self.callbacks(), states, strict=True):
-            if not isinstance(evaluation, EvalCallback):
-                continue
-            results, n_episodes = values.get("evaluations_results"), evaluation.n_eval_episodes
-            if evaluation.log_path is not None and results and len(results[-1]) != n_episodes:
-                raise CheckpointError(
-                    f"`n_eval_episodes` of EvalCallback is {n_episodes}, and was {len(results[-1])}. With a `log_path` all "
-                    "evaluations are in one table, so they must have equally many episodes: give the earlier number."
-                )
-
-    def _restore_evaluations(self, envs: list[VecEnv], state: dict[str, Any]) -> None:
-        """
-        :param envs: Environments of the evaluations
-        :param state: Result of ``checked``
-        """
         seed, steps = self.model.seed, self.model.num_timesteps
-        for i, (env, env_state) in enumerate(zip(envs, state["evaluation_envs"], strict=True), start=1):
+        for i, (env, env_state) in enumerate(zip(envs[1:], state["evaluation_envs"], strict=True), start=1):
             if self.new_episodes:
                 begin_new_episodes(env, env_state, None if seed is None else (seed, steps, i))
             else:
@@ -254,14 +222,11 @@ class RunState:
         self.evaluation_random = state["evaluation_random"]
         with random_state(dict(self.evaluation_random)):
             pass  # What cannot be set is an error now, not at the first evaluation
-        for evaluation in self.evaluations():
-            folder, best = evaluation.best_model_save_path, evaluation.best_mean_reward
-            if folder is not None and best > -np.inf and not Path(folder, "best_model.zip").exists():
-                warnings.warn(
-                    f"There is no best_model.zip in {folder}, and a checkpoint does not hold it: copy it there. Otherwise "
-                    f"there is none until an evaluation is better than {best:g}.",
-                    stacklevel=2,
-                )
+        self.objects_before = dict(state["objects"])
+        logs.restore(state, contents)
+        restore_wandb(logger, state["wandb_rows"])
+        # The run began with its first start
+        self.training_settings |= state["training"]
 
     def restore_after_start(self, state: dict[str, Any]) -> None:
         """
@@ -269,10 +234,9 @@ class RunState:
 
         :param state: Result of ``checked``
         """
-        seen, (env, *evaluation_envs) = self._seen(), self._envs()
-        self._take(env, "the environment", seen)
-        for each in evaluation_envs:
-            self._take(each, "the evaluation environment", seen)
+        seen = self._seen()
+        for env in self._envs():
+            take_environments(env, "the environment", seen, self.new_episodes)
         here = self._callback_states(seen, {})
         # Callbacks before the writer were already called for this rollout, as when the checkpoint was written
         called_before = self._called_before()

@@ -31,7 +31,6 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -50,6 +49,7 @@ ENV_ATTRIBUTES = frozenset(
 CONSTANTS = (
     types.ModuleType,
     types.FunctionType,
+    functools.partial,
     type(functools.lru_cache(None)(len)),
     np.ufunc,
     # Functions of NumPy that are none
@@ -92,10 +92,8 @@ MOST_LEVELS, MOST_BITS = 100, 14_000
 METHODS = (types.MethodType, types.BuiltinMethodType)
 IMMUTABLE = (str, bytes, int, float, tuple, frozenset)
 PLAIN_DICTS = (dict, OrderedDict)
-# Classes of objects whose number does not change during a run
-BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, *GENERATORS)
-# SB3 has one of these for each part of an observation that is a dictionary
-OF_PARTS = (spaces.Space, RunningMeanStd, StackedObservations)
+# Objects that may stand in a list or dictionary, because their number does not change during a run
+BUILT_ONCE = (gym.Env, VecEnv, spaces.Space, RunningMeanStd, StackedObservations, *GENERATORS)
 
 
 class StateError(ValueError):
@@ -172,26 +170,16 @@ def make_value(kind: str, items: tuple) -> Any:
     return tuple.__new__(found, items)
 
 
-def member_of(value: enum.Enum) -> dict[str, Any]:
+def is_array_type(dtype: np.dtype) -> bool:
     """
-    :param value: Member of an enum
-    :return: what ``find_member`` finds it by: its name, or the value of a flag, because members that are combined have no name
+    :param dtype: Type of an array
+    :return: Whether checkpoints have such arrays: not of objects, which are addresses, and structured ones of numbers only
     """
-    return {"member": value._value_ if isinstance(value, enum.Flag) else value._name_}
-
-
-def find_member(kind: type[enum.Enum], found_by: dict[str, Any]) -> enum.Enum:
-    """
-    :param kind: Class of an enum
-    :param found_by: Result of ``member_of``
-    :return: the member
-    :raises StateError: if the enum does not have it any more
-    """
-    member = found_by["member"]
-    try:
-        return kind(member) if issubclass(kind, enum.Flag) else kind[member]
-    except (KeyError, ValueError):
-        raise StateError(f"{kind.__module__}.{kind.__qualname__} has no member {member!r}.") from None
+    if dtype.names is None:
+        return not dtype.hasobject
+    fields = [(name, dtype[name]) for name in dtype.names]
+    # As it is written: without padding
+    return np.dtype(fields) == dtype and all(field.kind in "?biufcmM" for _, field in fields)
 
 
 def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
@@ -209,9 +197,9 @@ def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
         return find_class(kind_of(value)) is type(value)
     if isinstance(value, np.generic):
         # One with fields is a view of the array that it comes from
-        return not value.dtype.hasobject and value.dtype.names is None
+        return value.dtype.names is None and not value.dtype.hasobject
     if type(value) is np.ndarray:
-        return not value.dtype.hasobject and (value.dtype.names is None or _is_described(value.dtype))
+        return is_array_type(value.dtype)
     items = items_of(value)
     if items is None and type(value) in (list, tuple, deque, set, frozenset):
         items = value
@@ -220,27 +208,13 @@ def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
     return items is not None and levels > 0 and all(is_plain(item, levels - 1) for item in items)
 
 
-def _is_described(dtype: np.dtype) -> bool:
-    """
-    :param dtype: Type of an array with fields
-    :return: Whether NumPy's file format has a description of it, as not of fields that overlap
-    """
-    with contextlib.suppress(ValueError):
-        return dtype.itemsize > 0 and descr_to_dtype(dtype_to_descr(dtype)) == dtype
-    return False
-
-
 def get_plain_attributes(obj: Any) -> dict[str, Any]:
     """
     :param obj: Any object
-    :return: its attributes that are plain data; a ``Counter`` or another subclass of dict is given as a dict
+    :return: its attributes that are plain data
     """
-    attributes = {
-        name: dict(value) if isinstance(value, dict) and type(value) not in PLAIN_DICTS else value
-        for name, value in vars(obj).items()
-        if name not in _excluded(obj)
-    }
-    return {name: value for name, value in attributes.items() if is_plain(value)}
+    excluded = _excluded(obj)
+    return {name: value for name, value in vars(obj).items() if name not in excluded and is_plain(value)}
 
 
 def _excluded(obj: Any) -> frozenset[str]:
@@ -257,17 +231,11 @@ def set_attributes(obj: Any, values: dict[str, Any]) -> None:
     :param values: Result of ``get_plain_attributes``
     """
     for name, value in values.items():
-        current = vars(obj).get(name)
         # Nothing hides a method
         replaced = vars(obj).get(name, inspect.getattr_static(type(obj), name, None))
         if is_constant(replaced, set()) or _has_foreign_path(value, replaced, vars(obj), f"{type(obj).__name__}.{name}"):
             continue
-        if type(value) is dict and isinstance(current, dict) and type(current) is not dict:
-            # Keep the class of a `Counter` or another subclass of dict
-            current.clear()
-            current.update(value)
-        else:
-            vars(obj)[name] = _on_device_of(current, value)
+        vars(obj)[name] = _on_device_of(replaced, value)
 
 
 def _has_foreign_path(value: Any, current: Any, own: Any, name: str) -> bool:
@@ -316,8 +284,6 @@ def _parts_with_paths(value: Any) -> Iterable[Any]:
     if isinstance(value, bytes):
         # More bytes, or a zero among them, are no path
         return [os.fsdecode(value)] if len(value) < 4096 and 0 not in value else []
-    if isinstance(value, np.ndarray) and value.dtype.names is not None:
-        return [value[name] for name in value.dtype.names]
     if isinstance(value, np.ndarray) and value.dtype.kind in "SU" and value.dtype.itemsize > 1:
         return value.ravel().tolist()
     return items_of(value) or ()
@@ -336,14 +302,9 @@ def _on_device_of(current: Any, value: Any) -> Any:
     """
     if isinstance(value, th.Tensor) and isinstance(current, th.Tensor) and value.device != current.device:
         return value.detach().to(current.device).requires_grad_(value.requires_grad)
-    here, there = items_by_key(current), items_by_key(value)
-    moved = {key: _on_device_of(here.get(key), item) for key, item in there.items()}
-    changed = {key: item for key, item in moved.items() if item is not there[key]}
-    if isinstance(value, tuple):
-        # Of the same class: it may be a named tuple
-        return tuple.__new__(type(value), moved.values()) if changed else value
-    for key, item in changed.items():
-        value[key] = item
+    here = items_by_key(current)
+    for key, item in items_by_key(value).items() if isinstance(value, dict | list) else ():
+        value[key] = _on_device_of(here.get(key), item)
     return value
 
 
@@ -368,10 +329,11 @@ def get_state(obj: Any, name: str = "object", seen: set[int] | None = None) -> A
     :return: Plain data and ``ObjectState``
     :raises StateError: if a part is neither and no function is registered for its class; the message says where
     """
-    try:
-        return state_of(obj, name, set() if seen is None else seen)
-    except RecursionError:
-        raise StateError(f"The state of {name} cannot be taken: a list or dictionary in it contains itself.") from None
+    seen = set() if seen is None else seen
+    if is_plain(obj):
+        return obj
+    seen.add(id(obj))
+    return ObjectState(kind_of(obj), get_values(obj, name, seen))
 
 
 def set_state(obj: Any, state: Any, name: str = "object") -> None:
@@ -385,20 +347,6 @@ def set_state(obj: Any, state: Any, name: str = "object") -> None:
         found = state.kind if isinstance(state, ObjectState) else type(state).__name__
         raise StateError(f"{name} is a {kind_of(obj)}, but its saved state is that of a {found}: build it as it was.")
     set_values(obj, state.values, name)
-
-
-def state_of(obj: Any, name: str, seen: set[int]) -> Any:
-    """
-    :param obj: Part of an object whose state is being taken
-    :param name: What to call it in errors
-    :param seen: Identities of objects whose state is already taken; those of this part are added
-    :return: Plain data and ``ObjectState``
-    :raises StateError: see ``get_state``
-    """
-    if is_plain(obj):
-        return obj
-    seen.add(id(obj))
-    return ObjectState(kind_of(obj), get_values(obj, name, seen))
 
 
 @singledispatch
@@ -482,22 +430,15 @@ def get_attributes(
 
 
 def _attribute_state(value: Any, name: str, seen: set[int]) -> Any:
-    if is_plain(value):
-        return value
-    if _is_built_once(value):
-        states = {part: state_of(item, f"{name}[{part!r}]", seen) for part, item in items_by_key(value).items()}
+    items = items_by_key(value)
+    if all(isinstance(item, BUILT_ONCE) for item in items.values()) and items and is_plain(list(items)):
+        states = {key: get_state(item, f"{name}[{key!r}]", seen) for key, item in items.items()}
         return states if isinstance(value, dict) else list(states.values())
-    state = state_of(value, name, seen)
+    state = get_state(value, name, seen)
     if isinstance(value, dict):
         # As with other dictionaries, several attributes may have come to refer to it
         seen.discard(id(value))
     return state
-
-
-def _is_built_once(value: Any) -> bool:
-    kinds = OF_PARTS if isinstance(value, dict) else BUILT_ONCE
-    items = items_by_key(value)
-    return bool(items) and all(isinstance(item, kinds) for item in items.values()) and is_plain(list(items))
 
 
 def _is_seen(value: Any, seen: set[int]) -> bool:
@@ -514,8 +455,6 @@ def is_constant(value: Any, seen: set[int]) -> bool:
     if any(item is not None for item in items) and not is_plain(value):
         # Displays that are made when they are needed are None before
         return all(item is None or is_constant(item, seen) for item in items)
-    if isinstance(value, functools.partial):
-        return all(_is_fixed(item, seen) for item in (value.func, *value.args, *value.keywords.values()))
     if isinstance(value, METHODS):
         # Functions of modules have one too
         owner = value.__self__
@@ -526,18 +465,6 @@ def is_constant(value: Any, seen: set[int]) -> bool:
         or module.startswith(tuple(f"{package}." for package in SERVICES))
         or (module.startswith("pygame.") and type(value).__name__ in PYGAME_CONSTANTS)
     )
-
-
-def _is_fixed(value: Any, seen: set[int]) -> bool:
-    """
-    :param value: Argument of a ``functools.partial``
-    :param seen: Identities of objects whose state is already taken
-    :return: Whether it is no further state: it cannot change, or has its state elsewhere
-    """
-    if isinstance(value, tuple):
-        return all(_is_fixed(item, seen) for item in value)
-    can_change = isinstance(value, np.ndarray | th.Tensor | list | dict | deque | set)
-    return is_constant(value, seen) or id(value) in seen or (is_plain(value) and not can_change)
 
 
 def objects_in(state: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -649,7 +576,7 @@ def _(obj: Any, name: str, seen: set[int]) -> dict[str, Any]:
     """A method has the state of its object. That of a list or dictionary would not be the one that is restored elsewhere."""
     if is_plain(obj.__self__):
         raise _cannot_be_taken(obj, name)
-    return {"object": state_of(obj.__self__, f"{name}.__self__", seen)}
+    return {"object": get_state(obj.__self__, f"{name}.__self__", seen)}
 
 
 @set_values.register(types.MethodType)
@@ -679,24 +606,19 @@ def _(obj: np.random.Generator, values: dict[str, Any], name: str) -> None:
             bit_generator.__setstate__((values["state"], np.random.SeedSequence(**values["seeds"])))
 
 
-@set_values.register
-def _(obj: np.random.RandomState, values: dict[str, Any], name: str) -> None:
-    obj.set_state(checked(values["state"]))
-
-
-@set_values.register
-def _(obj: random.Random, values: dict[str, Any], name: str) -> None:
-    obj.setstate(values["state"])
+@set_values.register(np.random.RandomState)
+@set_values.register(random.Random)
+@set_values.register(th.Generator)
+def _(obj: Any, values: dict[str, Any], name: str) -> None:
+    if isinstance(obj, random.Random):
+        obj.setstate(values["state"])
+    else:
+        obj.set_state(checked(values["state"]) if isinstance(obj, np.random.RandomState) else values["state"])
 
 
 # It draws from the operating system
 get_values.register(random.SystemRandom, lambda obj, name, seen: {})
 set_values.register(random.SystemRandom, lambda obj, values, name: None)
-
-
-@set_values.register
-def _(obj: th.Generator, values: dict[str, Any], name: str) -> None:
-    obj.set_state(values["state"])
 
 
 @get_values.register

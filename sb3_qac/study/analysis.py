@@ -93,6 +93,8 @@ def statistics(groups: Groups) -> Iterator[str]:
 def _nothing_in_common(groups: Groups) -> str:
     if any(record.state == "unfinished" for record in records_of(groups)):
         return "The runs have no evaluation in common yet."
+    if not any(len(record.timesteps) for record in records_of(groups)):
+        return "No run has an evaluation."
     return (
         "The runs have no evaluation after the same number of steps, so they are not compared. Compare their `eval_freq` and "
         "`stop_return`; `eval_freq` should be a multiple of each algorithm's number of environments."

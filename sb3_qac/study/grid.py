@@ -231,6 +231,11 @@ def _read_hyperparams(run: Run) -> tuple[StudyManager, dict[str, Any]]:
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{manager.config} has no hyperparameters by environment: {error}.") from None
     except (ImportError, KeyError) as error:
+        if error.args == ("atari",):
+            raise ValueError(
+                f"Hyperparameters not found for {run.algo}-{run.env_id} in {manager.config}, which has no {run.env_id} or "
+                "`atari`."
+            ) from None
         # RL Zoo takes every other name for that of a module
         raise ValueError(
             f"{manager.config} cannot be read: {error}. It must be a YAML file (.yml, .yaml) with hyperparameters by "
@@ -276,6 +281,15 @@ def notes(runs: Sequence[Run]) -> Iterator[str]:
         n_envs.setdefault(run.env_id, {})[field_name(run.group)] = hyperparams.get("n_envs", 1)
         if manager.policy_choice:
             yield manager.policy_choice
+        n_steps, n = hyperparams.get("n_steps", _default_n_steps(run.algo)), hyperparams.get("n_envs", 1)
+        steps = run.n_timesteps or int(float(hyperparams["n_timesteps"]))
+        # The algorithm refuses other than whole numbers. Nobody minds a few steps more
+        trained = -(-steps // (n * n_steps)) * n * n_steps if isinstance(n_steps, int) and n_steps > 0 else steps
+        if trained > 1.05 * steps:
+            yield (
+                f"{field_name(run.group)} on {run.env_id} trains {trained:,} steps instead of {steps:,}, because each rollout "
+                f"has {n * n_steps:,} (`n_steps` {n_steps:,} x `n_envs` {n})."
+            )
     for env_id, by_group in n_envs.items():
         if len(set(by_group.values())) > 1:
             listed = ", ".join(f"{n} ({group})" for group, n in by_group.items())
@@ -283,6 +297,11 @@ def notes(runs: Sequence[Run]) -> Iterator[str]:
                 f"on {env_id} algorithms are compared that have different numbers of environments: {listed}. "
                 "`-params n_envs:8` gives all of them 8."
             )
+
+
+def _default_n_steps(algo: str) -> int:
+    parameter = inspect.signature(ALGOS[algo]).parameters.get("n_steps")
+    return getattr(parameter, "default", 1)
 
 
 def resume_hint(runs: Sequence[Run]) -> str:

@@ -115,7 +115,9 @@ def load_study(folder: Path) -> dict[str, Groups]:
         raise ValueError(
             f"There is no run of a study in {folder}. "
             + (f"There are studies inside it: {', '.join(inside)}. " if inside else "")
-            + f"`python -m sb3_qac study ... --output {folder}` creates one. Runs of RL Zoo are drawn by its `plot_train`."
+            + f"`python -m sb3_qac study ... --output {folder}` creates one. RL Zoo draws its own runs: "
+            "`python -m rl_zoo3.cli plot_train -a ALGO -e ENV -f LOGS` their returns in training, "
+            "`python -m rl_zoo3.cli all_plots -a ALGO -e ENV -f LOGS` their evaluations."
         )
     check_different_runs(records)
     return by_environment(records)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
 
-from sb3_qac.common.allocator import keep_freed_memory
+from sb3_qac.common.process import keep_freed_memory
 from sb3_qac.resume.signals import DeferredSignals
 from sb3_qac.study.run import Run
 from sb3_qac.study.train import train_run

@@ -1,6 +1,7 @@
 """The policy of a preset for every environment, `default`, follows from the observations."""
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,14 @@ def _policy_for(space: spaces.Space | None, hyperparams: dict[str, Any]) -> tupl
 def _is_default(manager: Any) -> bool:
     if not manager.config.endswith((".yml", ".yaml")):
         return False
-    return not manager._is_atari and manager.env_name.gym_id not in yaml.safe_load(Path(manager.config).read_text())
+    path = Path(manager.config)
+    return not manager._is_atari and manager.env_name.gym_id not in _entries_of(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=32)
+def _entries_of(path: Path, changed: int) -> frozenset[str]:
+    """Cached, because RL Zoo has just read the same file, which takes longer than anything else at the start of a run."""
+    return frozenset(yaml.safe_load(path.read_text()))
 
 
 def _observation_space(manager: Any, hyperparams: dict[str, Any]) -> spaces.Space | None:

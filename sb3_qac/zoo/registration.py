@@ -9,6 +9,7 @@ directly.
 import functools
 import importlib
 import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -31,10 +32,17 @@ ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"qa2c": QA2C, "qppo": QPPO, "reinf
 
 
 def _register_algorithms(utils: ModuleType) -> None:
+    refused = []
     for name, algorithm in ALGORITHMS.items():
         registered = utils.ALGOS.setdefault(name, algorithm)
         if registered is not algorithm:
-            warnings.warn(f"RL Zoo knows {name!r} already, as {registered}: it was not replaced.", stacklevel=2)
+            refused.append(f"RL Zoo knows {name!r} already, as {registered}: it was not replaced by {algorithm}.")
+    if refused:
+        try:
+            warnings.warn(" ".join(refused), stacklevel=2)
+        except UserWarning as warning:
+            # With `python -W error`, which must not keep the others from being registered
+            print(warning, file=sys.stderr)
 
 
 def _register_search_space(hyperparams_opt: ModuleType) -> None:

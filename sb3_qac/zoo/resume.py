@@ -72,11 +72,11 @@ def has_agent(run: Path, env_name: str) -> bool:
         return False
 
 
-def _arguments_of(command: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def _arguments_of(command: Sequence[str]) -> dict[str, Any]:
     """
     :param command: Command line of ``rl_zoo3.train``, perhaps of a file: its values are not evaluated
-    :return: where its run is, and all other arguments but those that do not change the results; nothing for the command line
-        of another program, which imports RL Zoo
+    :return: where its run is, and the words after each other option but those that do not change the results, in whatever
+        order: ``--seed=1`` is ``--seed 1``. That of another program, which imports RL Zoo, is returned as it is.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--algo", default="ppo")
@@ -87,8 +87,18 @@ def _arguments_of(command: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     try:
         arguments, others = parser.parse_known_args(command[1:])
     except argparse.ArgumentError:
-        return {}, list(command[1:])
-    return {name: vars(arguments)[name] for name in ("algo", "env", "log_folder")}, others
+        return {"command": list(command[1:])}
+    words = dict[str, list[str]]()
+    option = ""
+    for word in others:
+        # Not a negative number
+        if re.match("-[^0-9.]", word):
+            option, _, word = word.partition("=")
+            words[option] = []
+        if word:
+            words.setdefault(option, []).append(word)
+    found = {name: vars(arguments)[name] for name in ("algo", "env", "log_folder")}
+    return {**found, **{option: sorted(values) for option, values in words.items()}}
 
 
 def resume_exactly(exp_manager: ModuleType) -> None:
@@ -187,8 +197,8 @@ def resume_wandb(exp_manager: ModuleType) -> None:
     """RL Zoo starts its run of Weights & Biases before anything else. These variables make it resume the earlier one."""
     # The script `rl_zoo3` will remove the name of its command
     command = sys.argv[:1] + sys.argv[2:] if sys.argv[1:2] == ["train"] else sys.argv
-    arguments, _ = _arguments_of(command)
-    if "--track" not in command or not arguments:
+    arguments = _arguments_of(command)
+    if "--track" not in command or "env" not in arguments:
         return
     env_name = exp_manager.EnvironmentName(arguments["env"])
     run = unfinished_run(Path(arguments["log_folder"], arguments["algo"]), env_name, command)

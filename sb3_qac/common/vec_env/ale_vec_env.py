@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -137,6 +138,8 @@ class AleVecEnv(VecEnv):
             env_kwargs=env_kwargs,
         )
         self._envs_arguments = dict(game=game["game"], num_envs=n_envs, **settings)
+        # Its threads do not exist in a forked process
+        self._process_id = os.getpid()
         self._envs = self._make_envs()
         has_fire = Action.FIRE in self._envs.ale.get_action_set()[FIRE : FIRE + 1]
         self._fires = fire_reset and has_fire
@@ -180,10 +183,19 @@ class AleVecEnv(VecEnv):
 
         return AtariVectorEnv(**self._envs_arguments)
 
-    def _check_open(self) -> None:
-        """:raises gym.error.ClosedEnvironmentError: after ``close``"""
+    def _check_usable(self) -> None:
+        """
+        :raises gym.error.ClosedEnvironmentError: after ``close``
+        :raises RuntimeError: in a forked process
+        """
         if self._envs is None:
             raise gym.error.ClosedEnvironmentError(f"The environments of {self.spec.id} are closed. Make new ones.")
+        if self._process_id != os.getpid():
+            # It would wait for ever
+            raise RuntimeError(
+                f"The environments of {self.spec.id} were made in process {self._process_id}, and this is process "
+                f"{os.getpid()}, forked from it, which has none of their threads. Make environments in this process."
+            )
 
     def _discard_interrupted(self) -> None:
         """
@@ -200,7 +212,7 @@ class AleVecEnv(VecEnv):
 
         :return: observations, shape (n_envs, 1, screen_size, screen_size)
         """
-        self._check_open()
+        self._check_usable()
         self._discard_interrupted()
         given = zip(self._base_seeds.tolist(), self._n_seeds.tolist(), self._seeds, strict=True)
         seeds = [(base_seed, n + 1) if seed is None else (seed, 1) for base_seed, n, seed in given]
@@ -224,7 +236,7 @@ class AleVecEnv(VecEnv):
         return obs
 
     def step_async(self, actions: np.ndarray) -> None:
-        self._check_open()
+        self._check_usable()
         if self._screen is None:
             raise gym.error.ResetNeeded("Call `reset` before the first step.")
         if self._mid_step:
@@ -244,7 +256,7 @@ class AleVecEnv(VecEnv):
         self._envs.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        self._check_open()
+        self._check_usable()
         assert self._mid_step, "`step_wait` comes after `step_async`"
         obs, raw_rewards, terminated, truncated, info = self._envs.recv()
         sent, n_steps = self._sent, self._n_steps + 1
@@ -373,6 +385,9 @@ class AleVecEnv(VecEnv):
         self._state_to_set, self._mid_step = None, False
 
     def close(self) -> None:
+        if self._process_id != os.getpid():
+            # The monitor files and the threads belong to the process that this one was forked from
+            return
         for results_writer in self._results_writers:
             results_writer.close()
         self._results_writers = []

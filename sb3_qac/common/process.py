@@ -1,0 +1,32 @@
+"""Settings of a process that trains."""
+
+import contextlib
+import ctypes
+import os
+
+# Rounds of busy waiting, under a millisecond; the default of GNU OpenMP is 300,000, or billions in some of its versions
+SPIN_COUNT = 10_000
+# Parameters of mallopt(3), from malloc.h of glibc
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def limit_spinning() -> None:
+    """
+    Make idle OpenMP threads give their core back soon, unless ``GOMP_SPINCOUNT`` or ``OMP_WAIT_POLICY`` is set. It must be
+    called before PyTorch is imported. By default they wait busily, and take the cores that the games and other runs need.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
+
+
+def keep_freed_memory() -> None:
+    """
+    Make glibc keep freed memory for the next allocation, in this process. By default it gives large blocks back to the system,
+    and every page of the next block causes a page fault. Each update allocates and frees the same tens of megabytes.
+    """
+    # Without glibc there is no such function
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        # Older versions take 32 MiB at most
+        mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
