@@ -52,9 +52,6 @@ def test_log_probabilities_of_all_actions_are_sb3s(space):
     th.testing.assert_close(-(log_probs.exp() * log_probs).sum(dim=1), distribution.entropy().reshape(7, -1).sum(dim=1))
 
 
-ENVS = [IdentityEnvMultiDiscrete, IdentityEnvMultiBinary]
-
-
 def model_of(algorithm, env, **kwargs):
     settings = dict(n_steps=16, learning_rate=3e-3, gamma=0.5, seed=0, device="cpu")
     settings |= dict(batch_size=64) if algorithm is not QA2C else dict(n_steps=5)
@@ -62,8 +59,18 @@ def model_of(algorithm, env, **kwargs):
     return algorithm("MlpPolicy", env, **settings | kwargs)
 
 
-@pytest.mark.parametrize("env_class", ENVS)
-@pytest.mark.parametrize("algorithm", [QA2C, QPPO, PQN])
+@pytest.mark.parametrize(
+    ("algorithm", "env_class"),
+    [
+        (QA2C, IdentityEnvMultiBinary),
+        (PQN, IdentityEnvMultiDiscrete),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in ((QA2C, IdentityEnvMultiDiscrete), (PQN, IdentityEnvMultiBinary), (QPPO, IdentityEnvMultiDiscrete))
+        ),
+        pytest.param(QPPO, IdentityEnvMultiBinary, marks=pytest.mark.slow),
+    ],
+)
 def test_joint_actions_are_learned(algorithm, env_class, tmp_path):
     """A step is worth 1 if the action is the observation: 2 x 2 joint actions."""
     env = make_vec_env(env_class, 8, seed=0, env_kwargs=dict(dim=2, ep_length=50))

@@ -325,7 +325,7 @@ def test_a_setting_that_is_refused_is_told_in_a_line_and_its_traceback_kept(tmp_
     assert "Traceback" in (tmp_path / "qa2c_seed-0" / "error.txt").read_text()
     # Below the table
     (line,) = (line for line in printed.splitlines() if "failed: " in line)
-    assert line.startswith(f"{tmp_path}") and "gymnasium.spaces.Discrete" in line
+    assert line.startswith(f"{tmp_path}") and "must be `Discrete`" in line
 
 
 def test_a_study_runs_each_once_and_keeps_what_it_did(tmp_path):
