@@ -224,7 +224,7 @@ def test_deterministic_action_is_the_most_probable_not_the_most_valued():
 
 
 def test_continuous_actions_are_refused():
-    with pytest.raises(ValueError, match=r"Discrete.*A2C or PPO"):
+    with pytest.raises(ValueError, match=r"Discrete.*Use PPO"):
         MlpPolicy(VECTOR, VECTOR, ConstantSchedule(1e-3))
 
 

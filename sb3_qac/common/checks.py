@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from sb3_qac.common.actions import n_actions_of
-
 # More take too much room in a rollout, and are too many to learn a value of each
 MAX_ACTIONS = 4096
 
@@ -30,6 +28,9 @@ def check_actions_from_zero(action_space: spaces.Space) -> None:
 
 def check_action_space(action_space: spaces.Space) -> None:
     """The action space must be finite, one-dimensional and not too large, and count from 0."""
+    # Not at the top: it imports PyTorch, and `--help` needs other checks
+    from sb3_qac.common.actions import n_actions_of
+
     is_grid = len(action_space.shape or ()) > 1
     if is_grid or not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         raise ValueError(
