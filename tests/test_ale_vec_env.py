@@ -344,6 +344,7 @@ def test_reset_starts_new_games():
     assert 4 * (n_steps - 1) < infos[0]["episode"]["l"] <= 4 * n_steps + 30
 
 
+@pytest.mark.slow
 def test_evaluate_policy_does_not_warn_and_counts_whole_games(recwarn):
     env = VecFrameStack(make_ale_vec_env(PONG, 2, seed=0, env_kwargs=SHORT), 4)
     model = QA2C("MlpPolicy", env, seed=0)
@@ -591,7 +592,9 @@ def interrupted_and_not(when):
     return env, other
 
 
-INTERRUPTED = pytest.mark.parametrize("when", ["before the results", "after the results"])
+INTERRUPTED = pytest.mark.parametrize(
+    "when", ["before the results", pytest.param("after the results", marks=pytest.mark.slow)]
+)
 
 
 @INTERRUPTED
@@ -677,6 +680,7 @@ def test_an_interrupted_step_is_dropped_or_made_completely(monkeypatch):
         np.testing.assert_equal(results_after(state, 0), after)
 
 
+@pytest.mark.slow
 def test_an_interrupted_reset_starts_the_same_games_when_it_is_called_again(monkeypatch):
     env, other = make_ale_vec_env(BREAKOUT, 1, seed=0), make_ale_vec_env(BREAKOUT, 1, seed=0)
 

@@ -30,6 +30,7 @@ def test_the_user_s_settings_are_kept(before, after, monkeypatch):
     assert {name: os.environ[name] for name in names if name in os.environ} == after
 
 
+@pytest.mark.slow
 def test_studies_limit_it_before_pytorch_is_loaded():
     # PyTorch cannot be imported, so a command that does not call it first ends with another exit code, and trains nothing
     code = (

@@ -468,6 +468,7 @@ def test_a_study_that_has_just_begun_has_a_report(tmp_path):
     assert "curves.png" not in text and not (tmp_path / "report" / "curves.png").exists()
 
 
+@pytest.mark.slow
 def test_the_same_study_gives_the_same_bytes(study):
     contents = [(write_report(study), *(path.read_bytes() for path in sorted(study.glob("*.*")))) for _ in range(2)]
     assert contents[0] == contents[1] and len(contents[0]) > 5

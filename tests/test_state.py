@@ -361,6 +361,7 @@ def test_native_games_take_a_new_seed_where_one_is_due(monkeypatch):
     assert len(env.get_state()["actions"]) == 0
 
 
+@pytest.mark.slow
 def test_native_games_are_played_again_only_where_they_go_on_and_start_alike_after_a_reset(tmp_path, monkeypatch):
     """As evaluations do: their environments are reset first."""
     kwargs = dict(vec_env_kwargs=dict(num_threads=1))

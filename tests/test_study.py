@@ -440,7 +440,7 @@ def processes():
 @pytest.mark.parametrize(
     ("number", "to_all", "handler_raises"),
     [
-        (signal.SIGINT, False, True),
+        pytest.param(signal.SIGINT, False, True, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, True, True, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, False, False, marks=pytest.mark.slow),
     ],

@@ -83,6 +83,7 @@ def test_record_video_makes_a_playable_file(trained, rl_zoo, monkeypatch):
     assert video.stat().st_size > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the hub's own libraries
 def test_agent_goes_to_the_hub_and_comes_back(trained, tmp_path, monkeypatch):
     """RL Zoo's commands, with the hub's client replaced by a folder: all that they do but the transfer."""

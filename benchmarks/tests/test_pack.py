@@ -104,6 +104,7 @@ def test_a_run_that_is_a_link_is_packed_and_one_that_leads_back_is_not_followed(
     assert [record.path for record in load_everything(study)[""]] == ["a2c_seed-0", "a2c_seed-1"]
 
 
+@pytest.mark.slow
 def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_path):
     for part in PARTS:
         texts = [markdown(load_study(folder / part), goal=20.0) for folder in (live, packed)]
@@ -117,6 +118,7 @@ def test_the_report_of_a_packed_study_is_that_of_its_folders(live, packed, tmp_p
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_evaluations_are_exact_and_other_figures_have_six_digits(live, packed):
     for part, n_runs in PARTS.items():
         pairs = [
@@ -147,6 +149,7 @@ def test_figures_of_a_log_have_six_digits(tmp_path):
     assert summary_metrics(load_curves(tmp_path))["training_return"] == 12345.6
 
 
+@pytest.mark.slow
 def test_every_run_and_every_episode_has_a_row(packed):
     runs = pd.read_csv(packed / "runs.csv").set_index("run")
     assert runs["state"].to_dict() == {
@@ -175,6 +178,7 @@ def test_every_run_and_every_episode_has_a_row(packed):
     assert (last["return"] == last["length"]).all()
 
 
+@pytest.mark.slow
 def test_settings_are_written_once_for_all_seeds(live, packed):
     runs = pd.read_csv(packed / "runs.csv").set_index("run")
     settings = json.loads((packed / "settings.json").read_text())
@@ -194,6 +198,7 @@ def test_settings_are_written_once_for_all_seeds(live, packed):
     assert not {"name", "seed", "commit", "env_id"} & set(kept)
 
 
+@pytest.mark.slow
 def test_a_study_is_packed_to_the_same_bytes(live, packed, tmp_path):
     write_pack(load_everything(live), tmp_path / "cartpole")
     for name in FILES:
@@ -205,6 +210,7 @@ def test_a_study_is_packed_to_the_same_bytes(live, packed, tmp_path):
     assert names == ["evaluations.csv.xz", "runs.csv", "settings.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["7", "None", "cartpole"])
 def test_a_study_can_be_packed_into_the_folder_where_the_command_runs(name, live, packed, tmp_path, monkeypatch):
     folder = tmp_path / name
@@ -221,6 +227,7 @@ def test_a_study_can_be_packed_into_the_folder_where_the_command_runs(name, live
     assert [record.name for record in load_pack(folder)] == [record.name for record in load_pack(packed, "part")]
 
 
+@pytest.mark.slow
 def test_runs_are_added_to_those_that_are_packed_already(live, packed, tmp_path):
     """As if all folders had been there at once."""
     here, there = tmp_path / "here", tmp_path / "there"
@@ -258,6 +265,7 @@ def test_a_diagnosis_from_before_the_first_evaluation_is_kept(tmp_path):
     assert record.diagnosis == [{"steps": 1000}] and len(record.means) == 2
 
 
+@pytest.mark.slow
 def test_packed_runs_that_the_study_does_not_have_are_not_dropped(live, packed, tmp_path):
     output, study = shutil.copytree(packed, tmp_path / "cartpole"), tmp_path / "study"
     shutil.copytree(live / "a2c_seed-0", study / "a2c_seed-0")
@@ -276,6 +284,7 @@ def test_packed_runs_that_the_study_does_not_have_are_not_dropped(live, packed, 
     assert list(pd.read_csv(output / "runs.csv")["run"]) == ["a2c_seed-0"]
 
 
+@pytest.mark.slow
 def test_a_run_is_not_replaced_by_one_of_another_environment(live, packed, tmp_path):
     output = shutil.copytree(packed, tmp_path / "cartpole")
     before = {path.name: path.read_bytes() for path in output.iterdir()}
@@ -299,6 +308,7 @@ def with_unfinished(parts, path):
     return parts
 
 
+@pytest.mark.slow
 def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
     output = tmp_path / "cartpole"
     write_pack(with_unfinished(load_everything(live), "a2c_seed-1"), output, ["a2c_seed-1"])
@@ -309,6 +319,7 @@ def test_a_run_that_was_lost_stays_lost_when_others_are_added(live, tmp_path):
     assert "**Not finished:** a2c_seed-1 (lost)" in markdown(load_study(output), None)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhere(live, packed, tmp_path, capsys):
     output, again = shutil.copytree(packed, tmp_path / "cartpole"), tmp_path / "again"
     shutil.copytree(live / "a2c_seed-1", again / "a2c_seed-1")
@@ -322,6 +333,7 @@ def test_a_finished_run_is_not_replaced_by_one_that_has_been_begun_again_elsewhe
     assert f"a2c_seed-1 is unfinished in {again}, at 0 steps: {kept}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [True, False])
 def test_of_two_unfinished_runs_the_one_with_more_steps_stays(lost, live, tmp_path, capsys):
     def pack(n_steps, *options):
@@ -340,6 +352,7 @@ def test_of_two_unfinished_runs_the_one_with_more_steps_stays(lost, live, tmp_pa
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--add"]])
 def test_a_finished_run_is_not_replaced_by_a_shorter_one_of_its_name(options, live, packed, tmp_path, capsys):
     """As one of a study with fewer `--steps`."""
@@ -357,6 +370,7 @@ def test_a_finished_run_is_not_replaced_by_a_shorter_one_of_its_name(options, li
     assert {name: (output / name).read_bytes() for name in FILES} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--add"]])
 def test_a_lost_run_stays_lost_when_it_is_packed_again(options, live, tmp_path):
     study, output = shutil.copytree(live, tmp_path / "study"), tmp_path / "packed"
@@ -371,6 +385,7 @@ def test_a_lost_run_stays_lost_when_it_is_packed_again(options, live, tmp_path):
         assert pd.read_csv(output / "runs.csv").set_index("run").loc["a2c_seed-1", "state"] == state
 
 
+@pytest.mark.slow
 def test_two_packs_are_merged(live, tmp_path):
     whole, one, other = (tmp_path / name / "cartpole" for name in ("whole", "one", "other"))
     parts = load_everything(live)
@@ -382,6 +397,7 @@ def test_two_packs_are_merged(live, tmp_path):
         assert (other / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_written", range(3))
 def test_a_pack_that_is_interrupted_leaves_what_was_packed(n_written, live, tmp_path, monkeypatch):
     output, to_csv, calls = tmp_path / "cartpole", pd.DataFrame.to_csv, []
@@ -401,6 +417,7 @@ def test_a_pack_that_is_interrupted_leaves_what_was_packed(n_written, live, tmp_
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_kill_between_two_files_gives_no_run_the_settings_of_another(live, tmp_path, monkeypatch):
     output, replace, study = tmp_path / "cartpole", Path.replace, load_study(live)["CartPole-v1"]
 
@@ -423,6 +440,7 @@ def test_a_kill_between_two_files_gives_no_run_the_settings_of_another(live, tmp
         load_pack(output)
 
 
+@pytest.mark.slow
 def test_keys_of_settings_may_be_numbers_and_strings(live, tmp_path):
     record = load_study(live)["CartPole-v1"]["a2c"][0]
     settings = {**record.settings, "hyperparams": {"env_kwargs": {0: 1.0, "goal": 2.0}}}
@@ -430,6 +448,7 @@ def test_keys_of_settings_may_be_numbers_and_strings(live, tmp_path):
     assert load_pack(tmp_path)[0].settings["hyperparams"] == {"env_kwargs": {"0": 1.0, "goal": 2.0}}
 
 
+@pytest.mark.slow
 def test_numbered_settings_of_0_1_0_are_read(packed, tmp_path):
     shutil.copytree(packed, tmp_path / "old")
     settings = json.loads((packed / "settings.json").read_text())
@@ -441,6 +460,7 @@ def test_numbered_settings_of_0_1_0_are_read(packed, tmp_path):
         assert old.settings == new.settings
 
 
+@pytest.mark.slow
 def test_returns_are_read_as_they_were_written(live, tmp_path):
     record = load_study(live)["CartPole-v1"]["a2c"][0]
     returns = np.random.default_rng(0).standard_normal(record.returns.shape) * 10.0 ** np.arange(-5, 10, 3)[:, None]
@@ -450,6 +470,7 @@ def test_returns_are_read_as_they_were_written(live, tmp_path):
     assert read.lengths is None
 
 
+@pytest.mark.slow
 def test_whole_returns_are_written_as_integers(live, tmp_path):
     record = load_study(live)["CartPole-v1"]["a2c"][0]
     write_pack({"": [record]}, tmp_path)
@@ -460,6 +481,7 @@ def test_whole_returns_are_written_as_integers(live, tmp_path):
         ]
 
 
+@pytest.mark.slow
 def test_a_pack_of_0_1_0_is_read(packed, tmp_path):
     """Its evaluations have a column with the number of the episode."""
     shutil.copytree(packed, tmp_path / "old")
@@ -472,6 +494,7 @@ def test_a_pack_of_0_1_0_is_read(packed, tmp_path):
         np.testing.assert_array_equal(old.lengths, new.lengths)
 
 
+@pytest.mark.slow
 def test_curves_are_thinned_to_means_of_consecutive_rows(live):
     record = load_study(live)["CartPole-v1"]["a2c"][0]
     n = 4 * N_POINTS
@@ -486,6 +509,7 @@ def test_curves_are_thinned_to_means_of_consecutive_rows(live):
     assert thinned(dataclasses.replace(record, curves=few))["a"].tolist() == list(range(N_POINTS))
 
 
+@pytest.mark.slow
 def test_the_number_of_points_of_a_curve_can_be_chosen(live, tmp_path):
     assert module.main([str(live), "--output", str(tmp_path), "--points", "2"]) == 0
     n_rows = pd.read_csv(tmp_path / "curves.csv.xz").groupby("run").size()
@@ -528,6 +552,7 @@ def test_the_command_of_a_run_gives_that_run(tmp_path):
     assert "--conf-file mine.yml" in command_of({**dataclasses.asdict(run), "config": str(config)})
 
 
+@pytest.mark.slow
 def test_a_run_of_a_lost_machine_is_marked(live, tmp_path):
     parts = load_everything(live)
     with pytest.raises(ValueError, match="a2c_seed-0 finished, so nothing of it was lost: leave it out of `--lost`"):
@@ -540,6 +565,7 @@ def test_a_run_of_a_lost_machine_is_marked(live, tmp_path):
         write_pack(load_everything(live), tmp_path, lost=["a2c_seed-7"])
 
 
+@pytest.mark.slow
 def test_a_part_in_a_hidden_folder_is_found(live, tmp_path):
     shutil.copytree(live / "a2c_seed-0", tmp_path / "study" / ".old" / "a2c_seed-0")
     write_pack(load_everything(tmp_path / "study"), tmp_path / "packed")
@@ -565,6 +591,7 @@ def test_a_folder_without_runs_is_refused(command, tmp_path, monkeypatch):
         main([str(tmp_path) if word == "FOLDER" else word for word in command])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_run_is_no_study(command, live, tmp_path):
     with pytest.raises(
@@ -578,6 +605,7 @@ def test_a_run_is_no_study(command, live, tmp_path):
         COMMANDS[command]([str(tmp_path / "study"), "--output", str(tmp_path / "out")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_file_is_no_folder_for_the_output(command, live, tmp_path):
     (tmp_path / "file").write_text("mine")
@@ -586,6 +614,7 @@ def test_a_file_is_no_folder_for_the_output(command, live, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_that_cannot_be_written_is_no_output(command, live, tmp_path, monkeypatch):
     # The tests may run as a user who may write everywhere
@@ -595,11 +624,13 @@ def test_a_folder_that_cannot_be_written_is_no_output(command, live, tmp_path, m
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_a_part_that_is_not_in_the_data_is_refused(packed):
     with pytest.raises(ValueError, match=r"There is no run of a study in .*cartpole/other"):
         load_study(packed / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
@@ -630,6 +661,7 @@ def test_only_floats_are_rounded_to_six_digits():
     assert rounded(values) == {**values, "seconds": 1234570.0, "figures": [0.123457, 2.5, None]}
 
 
+@pytest.mark.slow
 def test_diagnoses_are_plain_json(live, packed):
     with lzma.open(packed / "curves.csv.xz", "rt") as file:
         assert file.readline().startswith("run,step,")
