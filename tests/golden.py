@@ -141,6 +141,13 @@ def resume(name: str, folder: Path, steps: int = STEPS_RESUMED) -> dict[str, flo
     return norms_of(model.learn(steps, callback=CallbackList([*callbacks, checkpoints])))
 
 
+def unpack(name: str, folder: Path) -> None:
+    """Write the checkpoint that is kept of a run into a new folder."""
+    folder.mkdir()
+    (kept,) = (CHECKPOINTS / name).iterdir()
+    (folder / kept.stem).write_bytes(lzma.decompress(kept.read_bytes()))
+
+
 def report(study: str) -> str:
     """:return: the report of a packed study, in Markdown, with few repetitions of the bootstrap"""
     from sb3_qac.study.loading import load_study
@@ -165,10 +172,12 @@ def main() -> None:
     REPORTS.write_bytes(lzma.compress(json.dumps(reports, indent=0).encode()))
     parameters: dict[str, Any] = {"trained": {name: train(name) for name in TRAININGS}, "resumed": {}}
     for name in RESUMED:
-        resume(name, CHECKPOINTS / name, STEPS_OF_CHECKPOINT)
-        for left_over in ("lock", "run.json"):
-            (CHECKPOINTS / name / left_over).unlink(missing_ok=True)
-        shutil.copytree(CHECKPOINTS / name, GOLDEN / "copy")
+        resume(name, GOLDEN / "copy", STEPS_OF_CHECKPOINT)
+        (checkpoint,) = (GOLDEN / "copy").glob("*.safetensors")
+        (CHECKPOINTS / name).mkdir(parents=True)
+        (CHECKPOINTS / name / f"{checkpoint.name}.xz").write_bytes(lzma.compress(checkpoint.read_bytes()))
+        shutil.rmtree(GOLDEN / "copy")
+        unpack(name, GOLDEN / "copy")
         parameters["resumed"][name] = resume(name, GOLDEN / "copy")
         shutil.rmtree(GOLDEN / "copy")
     PARAMETERS.write_text(json.dumps(parameters, indent=1) + "\n")

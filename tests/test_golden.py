@@ -3,7 +3,6 @@
 import json
 import lzma
 import re
-import shutil
 
 import pytest
 
@@ -104,5 +103,5 @@ def test_trained_parameters_do_not_change(name):
 
 @pytest.mark.parametrize("name", golden.RESUMED)
 def test_checkpoints_of_earlier_commits_are_resumed(name, tmp_path):
-    shutil.copytree(golden.CHECKPOINTS / name, tmp_path / "run")
+    golden.unpack(name, tmp_path / "run")
     assert golden.resume(name, tmp_path / "run") == pytest.approx(PARAMETERS["resumed"][name], rel=1e-3, abs=1e-5)
