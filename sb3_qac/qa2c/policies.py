@@ -144,7 +144,9 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         if not th.compiler.is_compiling() and self._evaluations is not None:
             self._evaluations.append((q_values, log_probs))
         actions = distribution.get_actions(deterministic=deterministic)
-        return actions, state_values(log_probs.exp(), q_values), distribution.log_prob(actions)
+        # Of several components, SB3's distribution would compute it anew
+        numbers = self.joint_actions.numbers(actions.reshape(len(actions), -1))
+        return actions, state_values(log_probs.exp(), q_values), log_probs.gather(1, numbers).squeeze(1)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made within ``keep_evaluations`` would never stop keeping them
