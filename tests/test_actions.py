@@ -63,7 +63,7 @@ def model_of(algorithm, env, **kwargs):
     ("algorithm", "env_class"),
     [
         (QA2C, IdentityEnvMultiBinary),
-        (PQN, IdentityEnvMultiDiscrete),
+        pytest.param(PQN, IdentityEnvMultiDiscrete, marks=pytest.mark.slow),
         *(
             pytest.param(*pair, marks=pytest.mark.slow)
             for pair in ((QA2C, IdentityEnvMultiDiscrete), (PQN, IdentityEnvMultiBinary), (QPPO, IdentityEnvMultiDiscrete))

@@ -195,6 +195,7 @@ def play(env, n_steps, seed=0):
     return steps
 
 
+@pytest.mark.slow
 def test_clipped_rewards_come_with_raw_scores():
     clipped_steps, raw_steps = (
         play(make_ale_vec_env("QbertNoFrameskip-v4", 1, seed=0, wrapper_kwargs=dict(clip_reward=clipped)), 700)

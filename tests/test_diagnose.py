@@ -347,6 +347,7 @@ def test_three_rollouts_are_the_fewest():
     assert diagnose_model(model, n_rollouts=3)["n_rollouts"] == 3
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_normalised_environments_is_judged_on_environments_that_normalise_alike(tmp_path):
     settings = dict(n_timesteps=800, eval_freq=800, n_eval_episodes=1, wandb="disabled", device="cpu")
     (run,) = make_grid("Acrobot-v1", ["task1"], [0], tmp_path, **settings)

@@ -60,6 +60,7 @@ def test_the_mean_and_the_spread_are_those_of_the_episodes(run, capsys, monkeypa
     )
 
 
+@pytest.mark.slow
 def test_new_episodes_are_played_and_the_same_ones_again(run):
     first, second = (evaluate_agent(Path(run.folder), 2) for _ in range(2))
     assert first == second and -500 <= first["sampled"] < 0

@@ -871,6 +871,7 @@ class KeepsTheWriter(BaseCallback):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [pytest.param(1, marks=pytest.mark.slow), -1], ids=["before", "behind"])
 def test_a_callback_that_keeps_the_writer_of_tensorboard_continues_in_the_same_folder(order, tmp_path):
     for stop in (100, 200, np.inf):

@@ -710,6 +710,7 @@ def test_a_run_stops_at_its_return(tmp_path):
     assert run.finished and read_json(Path(run.folder, "status.json"))["steps"] == 800
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 def test_evaluations_begin_when_training_episodes_reach_a_return_and_take_place_at_the_same_steps(tmp_path, monkeypatch):
     def evaluations(name, **settings):
@@ -1177,7 +1178,7 @@ def test_a_run_that_cannot_be_resumed_runs_all_the_same(env_id, algo, tmp_path):
     assert run.finished and not checkpoints_in(Path(run.folder, "checkpoints"))
 
 
-@pytest.mark.parametrize(("algo", "native"), [("task1", True), ("ppo", False)])
+@pytest.mark.parametrize(("algo", "native"), [("task1", True), pytest.param("ppo", False, marks=pytest.mark.slow)])
 def test_evaluations_are_of_whole_new_games_on_games_of_their_own(algo, native, tmp_path):
     """RL Zoo's preset of PPO has no wrapper for new games."""
     settings = {**SMALL, "native": native, "hyperparams": {"n_envs": 2}}
@@ -1251,6 +1252,7 @@ def test_environments_whose_state_cannot_be_seen_are_replayed(tmp_path):
     assert manager.needs_replay
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 def test_with_new_episodes_a_run_is_resumed_that_cannot_be_resumed_exactly_and_the_report_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(gym.registry, "Unrepeatable-v0", EnvSpec("Unrepeatable-v0", Unrepeatable))

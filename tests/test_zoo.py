@@ -400,6 +400,7 @@ def test_stock_a2c_takes_the_settings_it_is_compared_with(tmp_path, rl_zoo):
     assert "Saving to logs/a2c/PongNoFrameskip-v4_1" in printed
 
 
+@pytest.mark.slow
 def test_doctor_finds_a_healthy_installation(capsys):
     assert main(["doctor", "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
