@@ -159,7 +159,9 @@ def print_next_commands(runs: Sequence[Any], folder: Path) -> None:
     if not finished:
         return
     commands = [f"python -m sb3_qac report {shlex.quote(str(folder))}"]
-    commands += [f"python -m sb3_qac video {shlex.quote(run.folder)}" for run in finished if _draws_images(run.env_id)][:1]
+    drawn = next((run for run in finished if _draws_images(run.env_id)), None)
+    if drawn is not None:
+        commands.append(f"python -m sb3_qac video {shlex.quote(drawn.folder)}")
     if any(run.wandb == "offline" for run in finished):
         below = "/*" * len(Path(finished[0].folder).relative_to(folder).parts)
         commands.append(f"wandb sync {shlex.quote(str(folder))}{below}/wandb/latest-run")

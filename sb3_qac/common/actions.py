@@ -66,6 +66,8 @@ class JointActions(nn.Module):
         :param actions: Actions as in SB3's rollout buffer, shape (..., n_components)
         :return: their numbers, shape (..., 1)
         """
+        if self.is_discrete:
+            return actions.long()
         return (actions.long() * self.strides).sum(dim=-1, keepdim=True)
 
     def actions(self, numbers: th.Tensor) -> th.Tensor:
