@@ -77,6 +77,13 @@ class JointActions(nn.Module):
         """
         return numbers if self.is_discrete else self.components[numbers]
 
+    def allowed(self, action_masks: th.Tensor | None) -> th.Tensor | None:
+        """
+        :param action_masks: Which values of each component are allowed, shape (batch_size, n_values); None for all
+        :return: which joint actions are: those of allowed values, shape (batch_size, n_actions); None for all
+        """
+        return None if action_masks is None else action_masks[:, self.columns].all(dim=2)
+
     def log_probs(self, distribution: Any) -> th.Tensor:
         """
         :param distribution: SB3's distribution of the actions, ``log pi(a|s) = sum_i log pi_i(a_i|s)``

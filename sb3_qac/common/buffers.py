@@ -11,8 +11,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_qac.common.actions import n_actions_of
 
 
-class AllActionSamples(NamedTuple):
-    """A minibatch of SB3, and ``log pi(a|s)`` of every action, shape (batch_size, n_actions)"""
+class MaskableSamples(NamedTuple):
+    """A minibatch of SB3, and the action masks, shape (batch_size, n_values), or None without masks"""
 
     observations: PyTorchObs
     actions: th.Tensor
@@ -20,13 +20,58 @@ class AllActionSamples(NamedTuple):
     old_log_prob: th.Tensor
     advantages: th.Tensor
     returns: th.Tensor
+    action_masks: th.Tensor | None
+
+
+class AllActionSamples(NamedTuple):
+    """The same, and ``log pi(a|s)`` of every action, shape (batch_size, n_actions)"""
+
+    observations: PyTorchObs
+    actions: th.Tensor
+    old_values: th.Tensor
+    old_log_prob: th.Tensor
+    advantages: th.Tensor
+    returns: th.Tensor
+    action_masks: th.Tensor | None
     all_old_log_probs: th.Tensor
 
 
-class AllActionRolloutBuffer(RolloutBuffer):
+class MaskableRolloutBuffer(RolloutBuffer):
+    """
+    Rollout buffer that also holds action masks. ``combined_with`` combines it with other rollout buffers. The arguments are
+    theirs.
+    """
+
+    get: Callable[..., Generator[MaskableSamples, None, None]]  # type: ignore[assignment]
+    # Shape (buffer_size, n_envs, n_values), also after the update; None without masks
+    action_masks: th.Tensor | None = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.action_masks = None
+
+    def add_masks(self, action_masks: th.Tensor) -> None:
+        """
+        :param action_masks: Masks of the step that is added next, shape (n_envs, n_values)
+        """
+        if self.action_masks is None:
+            self.action_masks = th.zeros(self.buffer_size, *action_masks.shape, dtype=th.bool)
+        self.action_masks[self.pos] = action_masks
+
+    def _at(self, of_steps: th.Tensor, batch_inds: np.ndarray) -> th.Tensor:
+        # In minibatches SB3 has the steps of one environment after those of the other
+        return of_steps[batch_inds % self.buffer_size, batch_inds // self.buffer_size].to(self.device)
+
+    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> MaskableSamples:  # type: ignore[override]
+        samples = super()._get_samples(batch_inds, env)[: len(RolloutBufferSamples._fields)]
+        masks = None if self.action_masks is None else self._at(self.action_masks, batch_inds)
+        return MaskableSamples._make((*samples, masks))
+
+
+class AllActionRolloutBuffer(MaskableRolloutBuffer):
     """
     Rollout buffer that also holds ``Q(s, a)`` and ``log pi(a|s)`` of every action. They are there when the returns are, so
-    before SB3 calls ``on_rollout_end``. ``with_all_actions`` combines it with other rollout buffers. The arguments are theirs.
+    before SB3 calls ``on_rollout_end``.
     """
 
     get: Callable[..., Generator[AllActionSamples, None, None]]  # type: ignore[assignment]
@@ -49,23 +94,22 @@ class AllActionRolloutBuffer(RolloutBuffer):
         self.q_values, self.all_log_probs = self.evaluate_rollout()
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> AllActionSamples:  # type: ignore[override]
-        # In minibatches SB3 has the steps of one environment after those of the other
-        steps, envs = batch_inds % self.buffer_size, batch_inds // self.buffer_size
-        samples = super()._get_samples(batch_inds, env)[: len(RolloutBufferSamples._fields)]
-        return AllActionSamples._make((*samples, self.all_log_probs[steps, envs].to(self.device)))
+        samples = super()._get_samples(batch_inds, env)
+        return AllActionSamples._make((*samples, self._at(self.all_log_probs, batch_inds)))
 
 
-def with_all_actions(buffer_class: type[RolloutBuffer]) -> type[AllActionRolloutBuffer]:
+def combined_with(base_class: type[RolloutBuffer], buffer_class: type[RolloutBuffer]) -> type[RolloutBuffer]:
     """
-    :param buffer_class: A rollout buffer's class
-    :return: the class that also is an ``AllActionRolloutBuffer``
-    :raises ValueError: if it is not the class of a rollout buffer
+    :param base_class: Class of rollout buffer that an algorithm needs
+    :param buffer_class: Class of rollout buffer that was given
+    :return: a class that is both
+    :raises ValueError: if the latter is not the class of a rollout buffer
     """
     if not (isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer)):
         raise ValueError(f"`rollout_buffer_class` must be a subclass of SB3's `RolloutBuffer`, but {buffer_class} was given.")
-    if issubclass(AllActionRolloutBuffer, buffer_class):
-        return AllActionRolloutBuffer
-    return type(f"AllAction{buffer_class.__name__}", (AllActionRolloutBuffer, buffer_class), {})
+    if issubclass(base_class, buffer_class) or issubclass(buffer_class, base_class):
+        return base_class if issubclass(base_class, buffer_class) else buffer_class
+    return type(f"{base_class.__name__.removesuffix('RolloutBuffer')}{buffer_class.__name__}", (base_class, buffer_class), {})
 
 
 class DeviceRolloutBuffer(RolloutBuffer):

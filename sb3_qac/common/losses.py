@@ -163,14 +163,31 @@ def _finite(log_probs: th.Tensor) -> th.Tensor:
     return log_probs.clamp(min=th.finfo(log_probs.dtype).min)
 
 
-def action_gap(q_values: th.Tensor) -> th.Tensor:
+def mean_size(advantages: th.Tensor, allowed: th.Tensor | None = None) -> th.Tensor:
+    """
+    Mean absolute advantage.
+
+    :param advantages: ``A(s, a)``, shape (batch_size, n_actions)
+    :param allowed: Which actions are allowed, shape (batch_size, n_actions); None for all
+    :return: scalar, at least 0
+    """
+    if allowed is None:
+        return advantages.abs().mean()
+    return (advantages.abs() * allowed).sum() / allowed.sum()
+
+
+def action_gap(q_values: th.Tensor, allowed: th.Tensor | None = None) -> th.Tensor:
     """
     Mean difference between the best and the second best action of a state (0 if there is only one action).
 
     Paper: Bellemare et al. 2016, "Increasing the action gap", https://arxiv.org/abs/1512.04860
 
     :param q_values: ``Q(s, a)`` or an advantage, shape (batch_size, n_actions)
+    :param allowed: Which actions are allowed, shape (batch_size, n_actions); None for all
     :return: scalar, at least 0
     """
+    if allowed is not None:
+        q_values = q_values.masked_fill(~allowed, -math.inf)
     best = q_values.topk(min(2, q_values.shape[1]), dim=1).values
-    return (best[:, 0] - best[:, -1]).mean()
+    second = th.where(best[:, -1].isinf(), best[:, 0], best[:, -1])
+    return (best[:, 0] - second).mean()

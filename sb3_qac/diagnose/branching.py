@@ -16,6 +16,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_integer
+from sb3_qac.common.masks import masks_from, masks_now
 from sb3_qac.common.random_state import find_generators, generators_at
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c import QA2C
@@ -33,12 +34,15 @@ class Branches(NamedTuple):
     """
     :param q_values: ``Q(s, a)``, shape (n_states, n_actions)
     :param probs: ``pi(a|s)``, shape (n_states, n_actions)
-    :param returns: Discounted return of each action and of the policy after it, shape (n_repeats, n_states, n_actions)
+    :param returns: Discounted return of each action and of the policy after it, shape (n_repeats, n_states, n_actions); 0 for
+        actions that are not allowed
+    :param allowed: Which actions the state allows, shape (n_states, n_actions); None for all
     """
 
     q_values: np.ndarray
     probs: np.ndarray
     returns: np.ndarray
+    allowed: np.ndarray | None = None
 
 
 def play_all_actions(model: QA2C | QPPO, n_states: int, n_repeats: int, seed: int = 0) -> Branches:
@@ -61,24 +65,29 @@ def play_all_actions(model: QA2C | QPPO, n_states: int, n_repeats: int, seed: in
     rng, horizon = np.random.default_rng(seed), horizon_of(model.gamma)
     branches = []
     obs = env.reset()
-    with constant_weights(model.policy):
+    with constant_weights(model.policy), masks_from(env, model):
         for _ in range(math.ceil(n_states / env.num_envs)):
             # At random moments, because episodes of the same length run in step
             for _ in range(rng.integers(max(horizon, SHORTEST_WALK))):
                 obs, _, _, _ = env.step(model.predict(obs)[0])  # type: ignore[arg-type]
             state = get_state(env, "the environment")
-            with th.no_grad():
+            with th.no_grad(), model.policy.masked(masks_now(model, env)):
                 q_values, log_probs = model.policy.evaluate_all_actions(model.policy.obs_to_tensor(obs)[0])  # type: ignore[arg-type]
+                found = model.policy.joint_actions.allowed(model.policy.action_masks)
+            allowed = np.ones(q_values.shape, dtype=bool) if found is None else found.numpy(force=True)
             returns = np.zeros((n_repeats, *q_values.shape))
             for repeat, repeat_seed in enumerate(rng.integers(2**31, size=n_repeats).tolist()):
                 for action in range(q_values.shape[1]):
                     set_with_new_randomness(env, state, np.random.default_rng(repeat_seed))
                     th.manual_seed(repeat_seed)
-                    returns[repeat, :, action] = return_of(model, env, action, horizon)
+                    # Where it is not allowed another one is played, whose return does not count
+                    actions = np.where(allowed[:, action], action, allowed.argmax(axis=1))
+                    returns[repeat, :, action] = return_of(model, env, actions, horizon) * allowed[:, action]
             set_state(env, copy.deepcopy(state), "the environment")
-            branches.append(Branches(q_values.numpy(force=True), log_probs.exp().numpy(force=True), returns))
-    q_values, probs, all_returns = zip(*branches, strict=True)
-    return Branches(np.concatenate(q_values), np.concatenate(probs), np.concatenate(all_returns, axis=1))
+            branches.append(Branches(q_values.numpy(force=True), log_probs.exp().numpy(force=True), returns, allowed))
+    q_values, probs, all_returns, all_allowed = zip(*branches, strict=True)
+    returns = np.concatenate(all_returns, axis=1)
+    return Branches(np.concatenate(q_values), np.concatenate(probs), returns, np.concatenate(all_allowed))
 
 
 def horizon_of(gamma: float) -> int:
@@ -91,15 +100,15 @@ def horizon_of(gamma: float) -> int:
     return LONGEST_HORIZON if gamma == 1 else min(math.ceil(math.log(SMALLEST_WEIGHT) / math.log(gamma)), LONGEST_HORIZON)
 
 
-def return_of(model: QA2C | QPPO, env: VecEnv, action: int, horizon: int) -> np.ndarray:
+def return_of(model: QA2C | QPPO, env: VecEnv, numbers: np.ndarray, horizon: int) -> np.ndarray:
     """
     :param model: Model that plays after the first step
     :param env: Environments
-    :param action: Number of the action of the first step
+    :param numbers: Numbers of the actions of the first step, shape (n_envs,)
     :param horizon: Number of steps
     :return: Discounted returns to the end of the episode or to the horizon, shape (n_envs,)
     """
-    actions: Any = model.policy.joint_actions.actions(th.full((env.num_envs,), action, device=model.device)).numpy(force=True)
+    actions: Any = model.policy.joint_actions.actions(th.as_tensor(numbers, device=model.device)).numpy(force=True)
     returns, weights = np.zeros(env.num_envs), np.ones(env.num_envs)
     for _ in range(horizon):
         obs, rewards, dones, _ = env.step(actions)
@@ -159,8 +168,10 @@ def judge_branches(branches: Branches) -> dict[str, float]:
     """
     n_repeats, n_states, n_actions = branches.returns.shape
     first, second = np.array(list(combinations(range(n_actions), 2)), dtype=int).reshape(-1, 2).T
-    improbable = branches.probs < 0.5 / n_actions
-    masks = {"": np.ones((n_states, len(first)), dtype=bool), "_improbable": improbable[:, first] | improbable[:, second]}
+    allowed = np.ones((n_states, n_actions), dtype=bool) if branches.allowed is None else branches.allowed
+    improbable = branches.probs < 0.5 / allowed.sum(axis=1, keepdims=True)
+    pairs = allowed[:, first] & allowed[:, second]
+    masks = {"": pairs, "_improbable": pairs & (improbable[:, first] | improbable[:, second])}
     halves = np.array_split(branches.returns, [n_repeats // 2])
     claimed, found, one_half, other_half = (
         values[:, first] - values[:, second]

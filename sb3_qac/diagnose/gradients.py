@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
+from sb3_qac.common.buffers import AllActionSamples, MaskableSamples
 from sb3_qac.common.losses import all_action_policy_loss, corrected_advantages, sampled_policy_loss, state_values
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
@@ -45,13 +45,14 @@ class Batch(NamedTuple):
         return self.log_probs.gather(1, self.actions)
 
 
-def batch_of(model: QA2C | QPPO, data: RolloutBufferSamples) -> Batch:
+def batch_of(model: QA2C | QPPO, data: MaskableSamples | AllActionSamples) -> Batch:
     """
     :param model: Model
     :param data: Its rollout
     :return: inputs of the actor losses, with gradients
     """
-    q_values, log_probs = model.policy.evaluate_all_actions(data.observations)
+    with model.policy.masked(data.action_masks):
+        q_values, log_probs = model.policy.evaluate_all_actions(data.observations)
     values = state_values(log_probs.exp(), q_values).detach()
     actions = model.policy.joint_actions.numbers(data.actions)
     return Batch(q_values, log_probs, values, actions, data.returns.unsqueeze(1))

@@ -1,3 +1,4 @@
+import math
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from sb3_qac.common.checks import (
     check_policy_class,
 )
 from sb3_qac.common.losses import critic_loss
-from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm
+from sb3_qac.common.masks import MaskableOnPolicyAlgorithm
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
 SelfPQN = TypeVar("SelfPQN", bound="PQN")
@@ -50,18 +51,33 @@ class EpsilonGreedyPolicy(ActorCriticQPolicy):
         :param deterministic: Whether to take greedy actions, instead of epsilon-greedy ones
         :return: action, value of the state (shape (batch_size, 1)), and zeros for the log probability of the action
         """
-        q_values = self.predict_q_values(obs)
+        with self.masked(self.masks_of_rollout()):
+            return self._choose(obs, deterministic)
+
+    def _choose(self, obs: PyTorchObs, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        q_values, allowed = self._allowed_q_values(obs)
         values, numbers = q_values.max(dim=1)
         if not deterministic:
             explores = th.rand_like(values) < self.exploration_rate
-            numbers = th.where(explores, th.randint_like(numbers, q_values.shape[1]), numbers)
+            if allowed is None:
+                random_numbers = th.randint_like(numbers, q_values.shape[1])
+            else:
+                random_numbers = th.multinomial(allowed.float(), 1).squeeze(1)
+            numbers = th.where(explores, random_numbers, numbers)
         return self.joint_actions.actions(numbers), values.unsqueeze(1), th.zeros_like(values)
 
+    def _allowed_q_values(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
+        """:return: ``Q(s, a)``, minus infinity for actions that are not allowed; and which are, None for all"""
+        q_values = self.predict_q_values(obs)
+        allowed = self.joint_actions.allowed(self.masks_for(len(q_values)))
+        return q_values if allowed is None else q_values.masked_fill(~allowed, -math.inf), allowed
+
     def predict_values(self, obs: PyTorchObs) -> th.Tensor:
-        return self.predict_q_values(obs).max(dim=1, keepdim=True).values
+        with self.masked(self.masks_of_rollout(of_values=True)):
+            return self._allowed_q_values(obs)[0].max(dim=1, keepdim=True).values
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        return self(observation, deterministic)[0]
+        return self._choose(observation, deterministic)[0]
 
 
 class EpsilonGreedyCnnPolicy(EpsilonGreedyPolicy, ActorCriticQCnnPolicy):  # type: ignore[misc]
@@ -72,7 +88,7 @@ class EpsilonGreedyMultiInputPolicy(EpsilonGreedyPolicy, MultiInputActorCriticQP
     """The same for dict observations."""
 
 
-class PQN(ScheduledOnPolicyAlgorithm):
+class PQN(MaskableOnPolicyAlgorithm):
     """
     Parallelised Q-Network (PQN): Q-learning on rollouts, without a replay buffer and without a target network.
 
@@ -232,5 +248,8 @@ class PQN(ScheduledOnPolicyAlgorithm):
         tb_log_name: str = "PQN",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        *,
+        use_masking: bool = True,
     ) -> SelfPQN:
+        self.use_masking = use_masking
         return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)

@@ -14,12 +14,13 @@ from torch import nn
 from sb3_qac.common.actions import JointActions
 from sb3_qac.common.checks import check_action_space, check_choice
 from sb3_qac.common.losses import state_values
+from sb3_qac.common.masks import MaskablePolicy
 from sb3_qac.common.policies import PixelPolicy
 from sb3_qac.common.torch_layers import DuelingHead, default_net_arch
 
 
 # `PixelPolicy` is named last, so that the `super()` of SB3's policy finds its `extract_features`
-class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
+class ActorCriticQPolicy(MaskablePolicy, ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
     """
     Policy class for actor-critics with an action-value critic (has both policy and Q-value prediction).
 
@@ -139,7 +140,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         :param deterministic: Whether to sample or use deterministic actions
         :return: action, value of the state (``V~``, shape (batch_size, 1)) and log probability of the action
         """
-        distribution, q_values, log_probs = self._actor_critic(obs)
+        with self.masked(self.masks_of_rollout()):
+            distribution, q_values, log_probs = self._actor_critic(obs)
         # Compiled code would be compiled again each time that the list has grown
         if not th.compiler.is_compiling() and self._evaluations is not None:
             self._evaluations.append((q_values, log_probs))
@@ -208,7 +210,8 @@ class ActorCriticQPolicy(ActorCriticPolicy, PixelPolicy):  # type: ignore[misc]
         :param obs: Observation
         :return: ``V~(s) = sum_a pi(a|s) Q(s, a)``, shape (batch_size, 1)
         """
-        _, q_values, log_probs = self._actor_critic(obs)
+        with self.masked(self.masks_of_rollout(of_values=True)):
+            _, q_values, log_probs = self._actor_critic(obs)
         return state_values(log_probs.exp(), q_values)
 
 

@@ -7,6 +7,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import explained_variance
 
+from sb3_qac.common.buffers import MaskableRolloutBuffer
 from sb3_qac.common.checks import (
     check_action_space,
     check_choice,
@@ -21,12 +22,14 @@ from sb3_qac.common.losses import (
     action_gap,
     all_action_policy_loss,
     critic_loss,
+    mean_size,
     negative_entropy,
     sampled_policy_loss,
     shrink_q_values,
     state_values,
 )
-from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm, check_schedule
+from sb3_qac.common.masks import MaskableOnPolicyAlgorithm
+from sb3_qac.common.schedules import check_schedule
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
@@ -45,7 +48,7 @@ def _with_rms_prop(policy_kwargs: dict[str, Any], eps: float) -> dict[str, Any]:
     return {**policy_kwargs, "optimizer_class": RMSpropTFLike, "optimizer_kwargs": optimizer_kwargs}
 
 
-class QA2C(ScheduledOnPolicyAlgorithm):
+class QA2C(MaskableOnPolicyAlgorithm):
     """
     Q Advantage Actor-Critic (QA2C): A2C with an action-value critic and the all-action policy gradient.
 
@@ -117,6 +120,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
     """
 
     policy: ActorCriticQPolicy
+    rollout_buffer: MaskableRolloutBuffer
+    rollout_buffer_base = MaskableRolloutBuffer
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": ActorCriticQPolicy,
         "CnnPolicy": ActorCriticQCnnPolicy,
@@ -239,7 +244,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
 
             # The weights have not changed since the rollout, so these are also its Q-values
-            q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
+            with self.policy.masked(rollout_data.action_masks):
+                q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
             q_taken, log_prob_taken = q_values.gather(1, actions), log_probs.gather(1, actions)  # (batch_size, 1)
             values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
             # The critic as the actor sees it. Without shrinkage it is Q
@@ -270,6 +276,7 @@ class QA2C(ScheduledOnPolicyAlgorithm):
             # Clip grad norm
             grad_norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
 
+            allowed = self.policy.joint_actions.allowed(rollout_data.action_masks)
             diagnostics = {
                 "loss": loss,
                 "policy_loss": policy_loss,
@@ -278,8 +285,8 @@ class QA2C(ScheduledOnPolicyAlgorithm):
                 "grad_norm": grad_norm,
                 "state_value": values.mean(),
                 "q_target": returns.mean(),
-                "abs_advantage": advantages.abs().mean(),
-                "action_gap": action_gap(q_values.detach()),
+                "abs_advantage": mean_size(advantages, allowed),
+                "action_gap": action_gap(q_values.detach(), allowed),
             }
             # One transfer from the device for all of them
             logged = dict(zip(diagnostics, th.stack(list(diagnostics.values())).tolist(), strict=True))
@@ -327,7 +334,10 @@ class QA2C(ScheduledOnPolicyAlgorithm):
         tb_log_name: str = "QA2C",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        *,
+        use_masking: bool = True,
     ) -> SelfQA2C:
+        self.use_masking = use_masking
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,

@@ -3,15 +3,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac.common.buffers import AllActionRolloutBuffer, with_all_actions
+from sb3_qac.common.buffers import AllActionRolloutBuffer
 from sb3_qac.common.checks import (
     check_action_space,
     check_choice,
@@ -29,10 +28,12 @@ from sb3_qac.common.losses import (
     corrected_advantages,
     critic_loss,
     kl_divergence,
+    mean_size,
     negative_entropy,
     state_values,
 )
-from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm, check_schedule, current_value
+from sb3_qac.common.masks import MaskableOnPolicyAlgorithm
+from sb3_qac.common.schedules import check_schedule, current_value
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
@@ -42,7 +43,7 @@ SelfQPPO = TypeVar("SelfQPPO", bound="QPPO")
 SIGMA_DECAY = 0.99
 
 
-class QPPO(ScheduledOnPolicyAlgorithm):
+class QPPO(MaskableOnPolicyAlgorithm):
     """
     Q Proximal Policy Optimization (QPPO): PPO with an action-value critic and the all-action policy gradient.
 
@@ -116,6 +117,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
 
     policy: ActorCriticQPolicy
     rollout_buffer: AllActionRolloutBuffer
+    rollout_buffer_base = AllActionRolloutBuffer
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": ActorCriticQPolicy,
         "CnnPolicy": ActorCriticQCnnPolicy,
@@ -209,12 +211,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
     def _setup_model(self) -> None:
         self._check_arguments()
         self.clip_range = check_schedule("clip_range", self.clip_range)
-        is_dict = isinstance(self.observation_space, spaces.Dict)
-        buffer_class = self.rollout_buffer_class or (DictRolloutBuffer if is_dict else RolloutBuffer)
-        self.rollout_buffer_class = with_all_actions(buffer_class)
         super()._setup_model()
-        # The class that was given is saved, and is part of the identity of a run
-        self.rollout_buffer_class = buffer_class
 
     def _check_arguments(self) -> None:
         # Not in the constructor, so that ``load(path, beta=-1)`` is checked as well
@@ -261,7 +258,11 @@ class QPPO(ScheduledOnPolicyAlgorithm):
             observations: Any = self.rollout_buffer.observations
             if isinstance(observations, dict):
                 observations = [{name: obs[step] for name, obs in observations.items()} for step in range(self.n_steps)]
-            evaluations = [self.policy.evaluate_all_actions(obs_as_tensor(obs, self.device)) for obs in observations]
+            evaluations = []
+            for step, obs in enumerate(observations):
+                masks = self.rollout_buffer.action_masks
+                with self.policy.masked(None if masks is None else masks[step]):
+                    evaluations.append(self.policy.evaluate_all_actions(obs_as_tensor(obs, self.device)))
         q_values, log_probs = zip(*evaluations, strict=True)
         return th.stack(q_values), th.stack(log_probs)
 
@@ -284,7 +285,10 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                 actions = self.policy.joint_actions.numbers(rollout_data.actions)  # (batch_size, 1)
                 returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
 
-                q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
+                with self.policy.masked(rollout_data.action_masks):
+                    q_values, log_probs = self.policy.evaluate_all_actions(
+                        rollout_data.observations
+                    )  # (batch_size, n_actions)
                 old_log_probs = rollout_data.all_old_log_probs
                 ratio = (log_probs - old_log_probs).gather(1, actions).exp()  # (batch_size, 1)
 
@@ -320,6 +324,7 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                 # Clip grad norm
                 grad_norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
 
+                allowed = self.policy.joint_actions.allowed(rollout_data.action_masks)
                 diagnostics = {
                     "loss": loss,
                     "policy_loss": policy_loss,
@@ -331,8 +336,8 @@ class QPPO(ScheduledOnPolicyAlgorithm):
                     "sigma": sigma,
                     "state_value": values.mean(),
                     "q_target": returns.mean(),
-                    "abs_advantage": advantages.abs().mean(),
-                    "action_gap": action_gap(q_values.detach()),
+                    "abs_advantage": mean_size(advantages, allowed),
+                    "action_gap": action_gap(q_values.detach(), allowed),
                 }
                 # One transfer from the device for all of them
                 logged = dict(zip(diagnostics, th.stack(list(diagnostics.values())).tolist(), strict=True))
@@ -393,7 +398,10 @@ class QPPO(ScheduledOnPolicyAlgorithm):
         tb_log_name: str = "QPPO",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        *,
+        use_masking: bool = True,
     ) -> SelfQPPO:
+        self.use_masking = use_masking
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,

@@ -5,9 +5,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common import policies
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, BasePolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
@@ -22,8 +23,9 @@ from sb3_qac.common.checks import (
     check_observation_space,
     check_policy_class,
 )
+from sb3_qac.common.masks import MaskableOnPolicyAlgorithm
 from sb3_qac.common.returns import discounted_returns
-from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm
+from sb3_qac.reinforce.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 
 SelfREINFORCE = TypeVar("SelfREINFORCE", bound="REINFORCE")
 
@@ -36,15 +38,17 @@ class Episodes(NamedTuple):
     :param actions: Actions, shape (n_steps, ...)
     :param returns: Returns, which weight the log probability of each step, shape (n_steps,)
     :param n_episodes: Number of episodes
+    :param action_masks: Action masks, shape (n_steps, n_values), or None without masks
     """
 
     observations: th.Tensor | TensorDict
     actions: th.Tensor
     returns: th.Tensor
     n_episodes: int
+    action_masks: th.Tensor | None
 
 
-class REINFORCE(ScheduledOnPolicyAlgorithm):
+class REINFORCE(MaskableOnPolicyAlgorithm):
     """
     REINFORCE, the Monte Carlo policy gradient.
 
@@ -94,9 +98,9 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": ActorCriticPolicy,
-        "CnnPolicy": ActorCriticCnnPolicy,
-        "MultiInputPolicy": MultiInputActorCriticPolicy,
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
     }
 
     def __init__(
@@ -154,7 +158,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
     def _setup_model(self) -> None:
         check_policy_class(self.policy_class, ActorCriticPolicy, self.policy_aliases)
         check_actions_from_zero(self.action_space)
-        check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticPolicy))
+        check_observation_space(self.observation_space, issubclass(self.policy_class, policies.MultiInputActorCriticPolicy))
         check_integer("n_episodes", self.n_episodes, minimum=1)
         check_number("gamma", self.gamma, maximum=1)
         for name in ("return_to_go", "baseline", "normalize_returns"):
@@ -184,12 +188,21 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         # Switch to eval mode (this affects batch norm / dropout)
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
-
-        first = self.num_timesteps == self._num_timesteps_at_start
         if not np.all(self._last_episode_starts):
             self._last_obs = env.reset()  # type: ignore[assignment]
+        with self._masked_envs(env, rollout_buffer) as masked_env:
+            return self._play(masked_env, callback)
+
+    def _play(self, env: VecEnv, callback: BaseCallback) -> bool:
+        """
+        :param env: Environments, at the start of episodes
+        :param callback: Callback that will be called at each step
+        :return: as ``collect_rollouts``
+        """
+        first = self.num_timesteps == self._num_timesteps_at_start
         all_observations: list[th.Tensor | TensorDict] = []
         all_actions, all_rewards, all_dones, played = [], [], [], []
+        all_masks: list[th.Tensor] = []
         n_steps, n_done = 0, np.zeros(env.num_envs, dtype=int)
         while np.any(n_done < self.n_episodes):
             if self.num_timesteps >= self._total_timesteps:
@@ -197,13 +210,14 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
                     warnings.warn(
                         f"`learn` ends without an update, for which each environment needs {self.n_episodes} whole episodes. "
                         f"They have ended {n_done.tolist()}. Give more `total_timesteps`.",
-                        stacklevel=5,
+                        stacklevel=7,
                     )
                 return False
             playing = n_done < self.n_episodes
             # Copies, because an environment may write its next observations and rewards into the same arrays
             obs_tensor = obs_as_tensor(copy.deepcopy(self._last_obs), self.device)  # type: ignore[arg-type]
-            with th.no_grad():
+            action_masks = getattr(self.policy, "rollout_masks", None)
+            with th.no_grad(), self._masked(action_masks):
                 sampled, values, log_probs = self.policy(obs_tensor)
             actions = sampled.cpu().numpy()
             clipped_actions = self._for_env(actions)
@@ -224,6 +238,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             all_actions.append(sampled)
             all_rewards.append(rewards)
             all_dones.append(dones)
+            all_masks += [] if action_masks is None else [action_masks]
             played.append(playing)
             n_steps += 1
             n_done += dones
@@ -239,6 +254,7 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
             actions=taken[mask],
             returns=th.as_tensor(returns, dtype=th.float32, device=self.device)[mask],
             n_episodes=self.n_episodes * env.num_envs,
+            action_masks=th.stack(all_masks)[mask] if all_masks else None,
         )
         callback.update_locals(locals())
         callback.on_rollout_end()
@@ -263,9 +279,10 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         # Update optimizer learning rate
         self._update_learning_rate(self.policy.optimizer)
 
-        observations, actions, returns, n_episodes = self._episodes
+        observations, actions, returns, n_episodes, action_masks = self._episodes
         self._episodes = None
-        values, log_prob, entropy = self.policy.evaluate_actions(observations, actions)
+        with self._masked(action_masks):
+            values, log_prob, entropy = self.policy.evaluate_actions(observations, actions)
         values = values.flatten()
 
         weights = returns - values.detach() if self.baseline else returns
@@ -318,7 +335,10 @@ class REINFORCE(ScheduledOnPolicyAlgorithm):
         tb_log_name: str = "REINFORCE",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        *,
+        use_masking: bool = True,
     ) -> SelfREINFORCE:
+        self.use_masking = use_masking
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,

@@ -15,8 +15,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb3_qac.common.checks import check_integer, check_number
 from sb3_qac.common.files import write_atomically
+from sb3_qac.common.nested_callbacks import flatten
 from sb3_qac.common.random_state import random_state
-from sb3_qac.resume.callback_state import flatten
 from sb3_qac.resume.checkpoints import Checkpoint, CheckpointError, newest_checkpoint, restoring, save_checkpoint
 from sb3_qac.resume.folder import take_folder
 from sb3_qac.resume.identity import check_same_training, falling_schedules

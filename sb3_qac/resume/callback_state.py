@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from torch import nn
 
 from sb3_qac.resume.identity import constructor_arguments
@@ -14,20 +14,6 @@ from sb3_qac.resume.state import StateError, equal, get_attributes, get_plain_at
 
 # Attributes of callbacks that belong to this process, and one that SB3's StopTrainingOnMaxEpisodes computes from a setting
 CALLBACK_ATTRIBUTES_SKIPPED = frozenset({"model", "parent", "locals", "globals", "verbose", "_total_max_episodes"})
-
-
-def flatten(callback: BaseCallback) -> Iterator[BaseCallback]:
-    """
-    :param callback: A callback
-    :return: the callback and all callbacks that it calls
-    """
-    yield callback
-    children: list[BaseCallback | None] = list(callback.callbacks) if isinstance(callback, CallbackList) else []
-    if isinstance(callback, EventCallback):
-        children += [callback.callback, getattr(callback, "callback_on_new_best", None)]
-    for child in children:
-        if child is not None:
-            yield from flatten(child)
 
 
 @get_values.register

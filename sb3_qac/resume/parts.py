@@ -12,8 +12,9 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalC
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_qac.common.nested_callbacks import flatten
 from sb3_qac.common.random_state import get_random_state, random_state, seeded_random_state, set_random_state
-from sb3_qac.resume.callback_state import CALLBACK_ATTRIBUTES_SKIPPED, callback_settings, callback_state, flatten
+from sb3_qac.resume.callback_state import CALLBACK_ATTRIBUTES_SKIPPED, callback_settings, callback_state
 from sb3_qac.resume.checkpoints import CheckpointError
 from sb3_qac.resume.environments import NEW_EPISODES, begin_new_episodes, restore_environments, take_environments
 from sb3_qac.resume.identity import different_settings, training_settings
