@@ -190,7 +190,7 @@ def test_the_gradient_and_the_log_are_those_of_the_formula(baseline, normalize):
         seed=0,
         device="cpu",
     )
-    observations, actions, returns, n_episodes = collect(model)
+    observations, actions, returns, n_episodes, _ = collect(model)
     # The sums over the steps of the four episodes, one by one
     values = model.policy.predict_values(observations).detach().flatten()
     weights = returns - values if baseline else returns

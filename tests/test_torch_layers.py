@@ -10,13 +10,13 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.wrappers import DtypeObservation
 from stable_baselines3 import A2C
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import polyak_update
 
 from sb3_qac import QA2C, QPPO
+from sb3_qac.common.buffers import MaskableRolloutBuffer
 from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp, constant_weights
 
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -245,7 +245,7 @@ def train(n_updates, **policy_kwargs):
     """:return: parameters after updates on given rollouts, and how far they are from where they began"""
     env = FakeImageEnv(action_dim=6, screen_height=84, screen_width=84, n_channels=4, channel_first=True)
     model = QA2C("CnnPolicy", env, n_steps=5, seed=0, policy_kwargs=policy_kwargs)
-    model.rollout_buffer = RolloutBuffer(5, model.observation_space, model.action_space, n_envs=4)
+    model.rollout_buffer = MaskableRolloutBuffer(5, model.observation_space, model.action_space, n_envs=4)
     model._setup_learn(1000)
     start = th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
     np.random.seed(0)

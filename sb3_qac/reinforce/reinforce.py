@@ -45,7 +45,7 @@ class Episodes(NamedTuple):
     actions: th.Tensor
     returns: th.Tensor
     n_episodes: int
-    action_masks: th.Tensor | None
+    action_masks: th.Tensor | None = None
 
 
 class REINFORCE(MaskableOnPolicyAlgorithm):
@@ -210,7 +210,7 @@ class REINFORCE(MaskableOnPolicyAlgorithm):
                     warnings.warn(
                         f"`learn` ends without an update, for which each environment needs {self.n_episodes} whole episodes. "
                         f"They have ended {n_done.tolist()}. Give more `total_timesteps`.",
-                        stacklevel=7,
+                        stacklevel=6,
                     )
                 return False
             playing = n_done < self.n_episodes
