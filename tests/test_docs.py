@@ -560,6 +560,7 @@ USER_GUIDE = {
     "index": 200,
     "quickstart": 700,
     "own_environment": 700,
+    "masks": 400,
     "tune": 400,
     "from_a2c_or_ppo": 250,
     "algorithm": 1200,
@@ -589,7 +590,7 @@ def test_page_is_short(name, limit):
 
 def test_user_guide_is_short():
     assert {path.stem for path in DOCS.glob("*.md")} == USER_GUIDE.keys() | OTHER_PAGES.keys()
-    assert n_words(*(DOCS / f"{name}.md" for name in USER_GUIDE)) <= 8200
+    assert n_words(*(DOCS / f"{name}.md" for name in USER_GUIDE)) <= 8600
 
 
 def test_all_pages_together_are_short():

@@ -10,6 +10,7 @@ from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticP
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
+from torch.nn import functional as F
 
 from sb3_qac.common.actions import JointActions
 from sb3_qac.common.checks import check_action_space, check_choice
@@ -141,13 +142,14 @@ class ActorCriticQPolicy(MaskablePolicy, ActorCriticPolicy, PixelPolicy):  # typ
         :return: action, value of the state (``V~``, shape (batch_size, 1)) and log probability of the action
         """
         with self.masked(self.masks_of_rollout()):
-            distribution, q_values, log_probs = self._actor_critic(obs)
+            _, q_values, log_probs = self._actor_critic(obs)
         # Compiled code would be compiled again each time that the list has grown
         if not th.compiler.is_compiling() and self._evaluations is not None:
             self._evaluations.append((q_values, log_probs))
-        actions = distribution.get_actions(deterministic=deterministic)
-        # Of several components, SB3's distribution would compute it anew
-        numbers = self.joint_actions.numbers(actions.reshape(len(actions), -1))
+        # As SB3's distribution of one component does; for several it would draw each, and compute the log probability anew
+        probs = F.softmax(log_probs, dim=1)
+        numbers = probs.argmax(dim=1, keepdim=True) if deterministic else th.multinomial(probs, 1)
+        actions = self.joint_actions.actions(numbers.squeeze(1))
         return actions, state_values(log_probs.exp(), q_values), log_probs.gather(1, numbers).squeeze(1)
 
     def __getstate__(self) -> dict[str, Any]:
