@@ -157,7 +157,11 @@ class MaskablePolicy(BasePolicy):
         :raises ValueError: for masks that do not fit the actions and the observations, or that allow nothing
         """
         if action_masks is not None:
-            action_masks = check_masks(np.atleast_2d(action_masks), self.action_space)
+            try:
+                of_each: Sequence[Any] | np.ndarray = np.atleast_2d(action_masks)
+            except ValueError:
+                of_each = [action_masks]
+            action_masks = check_masks(of_each, self.action_space)
         with self.masked(action_masks):
             return super().predict(observation, state, episode_start, deterministic)
 
@@ -231,11 +235,13 @@ class MaskableOnPolicyAlgorithm(ScheduledOnPolicyAlgorithm):
     # Base class of the rollout buffer
     rollout_buffer_base: type[RolloutBuffer] = RolloutBuffer
     use_masking: bool = True
+    # Whether the environments of this ``learn`` have masks, and they are used
+    _is_masked: bool = False
     # Within ``masks_from``: environments whose masks ``predict`` uses
     predicted_env: VecEnv | None = None
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "use_masking", "predicted_env"]
+        return [*super()._excluded_save_params(), "use_masking", "_is_masked", "predicted_env"]
 
     def _setup_model(self) -> None:
         is_dict = isinstance(self.observation_space, spaces.Dict)
@@ -244,6 +250,11 @@ class MaskableOnPolicyAlgorithm(ScheduledOnPolicyAlgorithm):
         super()._setup_model()
         # The class that was given is saved, and is part of the identity of a run
         self.rollout_buffer_class = buffer_class
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
+        # Once: processes would be asked at each rollout
+        self._is_masked = self.use_masking and has_masks(self.env)
+        return super()._setup_learn(*args, **kwargs)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         result = super()._init_callback(callback, progress_bar)
@@ -267,7 +278,7 @@ class MaskableOnPolicyAlgorithm(ScheduledOnPolicyAlgorithm):
         :param rollout_buffer: Buffer
         :return: the environments to step
         """
-        if not (self.use_masking and has_masks(env)):
+        if not self._is_masked:
             yield env
             return
         policy = self._maskable_policy()
