@@ -6,7 +6,7 @@ STEPS ?= $(if $(filter qppo,$(ALGO)),1000000,15000000)
 SEED ?= $(if $(filter qppo,$(ALGO)),100,0)
 # PyTorch threads of QPPO; the games have as many as there are cores. On an idle machine with two cores, 2 makes 1.4 times the steps
 # per second. Next to one busy process it makes 0.4 times those of 1, because the threads wait for each other at every operation
-THREADS ?= 1
+THREADS ?= auto
 
 ifeq ($(filter qppo qa2c,$(ALGO)),)
 $(error ALGO is $(ALGO), but must be qppo or qa2c)

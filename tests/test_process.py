@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from sb3_qac.common.process import SPIN_COUNT, limit_spinning
+from sb3_qac.common import process
+from sb3_qac.common.process import SPIN_COUNT, idle_cores, limit_spinning
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,19 @@ def test_freed_memory_is_kept():
     """48 MB taken and given back twenty times: some 230,000 pages of 4 KB to fault in, or hardly one."""
     default, keep = map(int, subprocess.check_output([sys.executable, "-c", PAGE_FAULTS], text=True).split())
     assert keep < 1000 < default
+
+
+@pytest.mark.parametrize(("busy", "idle"), [(0.1, 4), (1.2, 3), (3.9, 1), (9.0, 1)])
+def test_busy_cores_are_left_to_others(busy, idle, monkeypatch):
+    """Of four cores that this process may use."""
+    clock = iter([0.0, 2.0])
+    seconds = iter([100.0, 100.0 + 2.0 * busy])
+    monkeypatch.setattr(process.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(process, "_busy_seconds", lambda: next(seconds))
+    monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: range(4), raising=False)
+    assert idle_cores(seconds=0) == idle
+
+
+def test_one_core_is_used_where_the_system_does_not_say(monkeypatch):
+    monkeypatch.setattr(process, "_busy_seconds", lambda: (_ for _ in ()).throw(FileNotFoundError()))
+    assert idle_cores(seconds=0) == 1

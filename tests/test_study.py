@@ -82,6 +82,19 @@ def test_the_grid_is_every_algorithm_with_every_seed(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("idle", "n_jobs", "expected"), [(2, 1, 2), (16, 1, 2), (1, 1, 1), (2, 2, 1), (4, 2, 2)])
+def test_threads_follow_the_machine_and_stay_those_of_a_run(idle, n_jobs, expected, tmp_path, monkeypatch):
+    """With another number of threads a run would not be resumed exactly."""
+    monkeypatch.setattr("sb3_qac.commands.study.idle_cores", lambda: idle)
+    command = ["study", "cartpole", "--algos", "qa2c", "--seeds", "0", "1", "--threads", "auto", "--jobs", str(n_jobs)]
+    runs = grid_of(make_parser().parse_args(command), tmp_path)
+    assert [run.n_threads for run in runs] == [expected, expected]
+    begun = Path(runs[0].folder, "run.json")
+    begun.parent.mkdir(parents=True)
+    begun.write_text(json.dumps({"n_threads": 3}))
+    assert [run.n_threads for run in grid_of(make_parser().parse_args(command), tmp_path)] == [3, expected]
+
+
 def test_a_run_has_the_name_that_it_is_asked_for_by(tmp_path):
     names = {"all-action": "task1", "all-action-baseline": "task2", "beta-loo": "beta1"}
     new, old = (make_grid("pong", algos, [0], tmp_path) for algos in (list(names), list(names.values())))

@@ -13,10 +13,20 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action) if action.default else action.help
 
 
+def _threads(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
 def add_training_options(command: argparse.ArgumentParser) -> None:
     """:param command: Parser of a command that trains, to which the options of all runs are added"""
     command.add_argument("--jobs", type=int, default=1, help="number of runs at once")
-    command.add_argument("--threads", type=int, default=1, help="PyTorch threads of each run")
+    command.add_argument(
+        "--threads",
+        type=_threads,
+        default=1,
+        metavar="N",
+        help="PyTorch threads of each run; 'auto' for two if the machine is idle, and those of a run that is resumed",
+    )
     command.add_argument("--device", default="auto", help="PyTorch device")
     command.add_argument(
         "--gym-packages",

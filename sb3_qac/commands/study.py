@@ -1,6 +1,7 @@
 """``python -m sb3_qac study``: a grid of runs."""
 
 import argparse
+import dataclasses
 import json
 import shlex
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 
 from sb3_qac.commands import HelpFormatter, add_training_options
 from sb3_qac.common.checks import check_device, check_number
-from sb3_qac.common.files import presets
+from sb3_qac.common.files import presets, read_json
+from sb3_qac.common.process import idle_cores
 from sb3_qac.study.catalogue import SETTINGS, STUDIES, TASKS, field_name, is_study_file, study_of
 
 
@@ -208,7 +210,7 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
 
     # By the names of the options; the settings of a run have others
     for name in ("jobs", "threads", "eval_freq", "eval_episodes", "steps"):
-        if (value := getattr(args, name)) is not None:
+        if (value := getattr(args, name)) not in (None, "auto"):
             check_number(name, value, minimum=1)
     if args.ray is None:
         # With Ray each run checks it on its machine
@@ -232,13 +234,30 @@ def grid_of(args: argparse.Namespace, folder: Path) -> list[Any]:
         deterministic=asked.deterministic,
         native=not asked.stock,
         dtype=None if asked.stock else asked.dtype,
-        n_threads=asked.threads,
+        n_threads=1 if asked.threads == "auto" else asked.threads,
         device=asked.device,
         wandb=asked.wandb,
         gym_packages=args.gym_packages,
         new_episodes=args.new_episodes,
     )
+    if asked.threads == "auto":
+        runs = with_threads(runs, args.jobs)
     return with_evaluations(runs) if args.eval_freq is None else runs
+
+
+def with_threads(runs: Sequence[Any], n_jobs: int) -> list[Any]:
+    """
+    :param runs: Runs
+    :param n_jobs: Number of runs at once
+    :return: the same with as many threads as cores are idle, at most two (more were not measured), or with those of an earlier
+        start: with another number the sums are rounded otherwise, so the run would not be resumed exactly
+    """
+    idle = min(max(idle_cores() // n_jobs, 1), 2)
+    earlier = [read_json(Path(run.folder, "run.json")) for run in runs]
+    return [
+        dataclasses.replace(run, n_threads=settings.get("n_threads", idle))
+        for run, settings in zip(runs, earlier, strict=True)
+    ]
 
 
 def hyperparams_given(entries: Sequence[str], algos: Sequence[str], tasks: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import os
+import time
+from pathlib import Path
 
 # Rounds of busy waiting, under a millisecond; the default of GNU OpenMP is 300,000, or billions in some of its versions
 SPIN_COUNT = 10_000
@@ -30,3 +32,24 @@ def keep_freed_memory() -> None:
         # Older versions take 32 MiB at most
         mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def idle_cores(seconds: float = 1.0) -> int:
+    """
+    :param seconds: How long the machine is watched
+    :return: how many cores of this process nothing uses, at least 1; 1 where the system does not say (only Linux does)
+    """
+    try:
+        before, start = _busy_seconds(), time.perf_counter()
+        time.sleep(seconds)
+        busy = (_busy_seconds() - before) / (time.perf_counter() - start)
+        return max(1, len(os.sched_getaffinity(0)) - round(busy))
+    except (OSError, AttributeError):
+        return 1
+
+
+def _busy_seconds() -> float:
+    """:return: seconds of all cores since the start of the machine in which they were not idle"""
+    # user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5))
+    times = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(times) - sum(times[3:5])) / os.sysconf("SC_CLK_TCK")
