@@ -244,7 +244,7 @@ def test_a_run_is_diagnosed_at_its_start_and_end(tmp_path):
     assert json.loads((Path(task1.folder) / "diagnosis.json").read_text()) == results
     # 7 estimators and a critic at each of both points, and their heads
     assert len(list(diagnosis_tables(results))) == 2 * 7 + 2 + 1 + 2 + 2
-    with pytest.raises(SystemExit, match=r"is a run of a2c, but only runs of qa2c and qppo can be diagnosed"):
+    with pytest.raises(SystemExit, match=r"is a run of a2c, but only runs of qa2c, qppo and pqn can be diagnosed"):
         main(["diagnose", a2c.folder])
 
 

@@ -1231,7 +1231,7 @@ def test_an_evaluation_presses_fire_at_the_start_of_each_life_as_training_does(n
     evaluating.close()
 
 
-@pytest.mark.parametrize(("algo", "for_gpu"), [("qppo", True), ("a2c", True), ("pqn", False)])
+@pytest.mark.parametrize(("algo", "for_gpu"), [("qppo", True), ("a2c", True), ("pqn", True), ("reinforce", False)])
 def test_a_rollout_is_sent_once_to_a_gpu(algo, for_gpu, tmp_path, monkeypatch):
     (run,) = make_grid("CartPole-v1", [algo], [0], tmp_path, **SMALL)
     with model_of(run) as model:
