@@ -564,6 +564,7 @@ USER_GUIDE = {
     "from_a2c_or_ppo": 250,
     "algorithm": 1200,
     "qppo": 1200,
+    "pqn": 800,
     "reinforce": 250,
     "rl_zoo": 800,
     "study": 1100,
@@ -589,7 +590,7 @@ def test_page_is_short(name, limit):
 
 def test_user_guide_is_short():
     assert {path.stem for path in DOCS.glob("*.md")} == USER_GUIDE.keys() | OTHER_PAGES.keys()
-    assert n_words(*(DOCS / f"{name}.md" for name in USER_GUIDE)) <= 8200
+    assert n_words(*(DOCS / f"{name}.md" for name in USER_GUIDE)) <= 8600
 
 
 def test_all_pages_together_are_short():
