@@ -16,9 +16,10 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_qac import PQN, QA2C
+from sb3_qac.common.env_util import make_ale_vec_env
 from sb3_qac.common.torch_layers import LeanNatureCNN, SharedMlp
 from sb3_qac.diagnose import diagnose_model
 from sb3_qac.resume import ExactCheckpointCallback
@@ -112,6 +113,25 @@ def test_exploration_rate_falls_with_the_progress_of_the_training_and_is_saved(t
     assert rates == pytest.approx([1.0, 0.2])
     model.save(tmp_path / "model")
     assert PQN.load(tmp_path / "model").policy.exploration_rate == model.policy.exploration_rate == pytest.approx(0.2)
+
+
+@pytest.mark.slow
+def test_resumed_training_on_native_atari_is_the_uninterrupted_one_bit_for_bit(tmp_path):
+    network = dict(features_extractor_class=LeanNatureCNN, features_extractor_kwargs=dict(features_dim=8, layer_norm="all"))
+
+    def train(folder, stop=10**9):
+        env = VecFrameStack(make_ale_vec_env("PongNoFrameskip-v4", n_envs=2, seed=0), 4)
+        model = PQN("CnnPolicy", env, "lin_1e-3", policy_kwargs=copy.deepcopy(network), **{**SMALL, "batch_size": 16})
+        checkpoints = ExactCheckpointCallback(tmp_path / folder, save_freq=16, verbose=0)
+        try:
+            return parameters(model.learn(64, [InterruptAt(stop), checkpoints]))
+        finally:
+            env.close()
+
+    whole = train("whole")
+    with pytest.raises(Interrupted):
+        train("parts", 40)
+    np.testing.assert_array_equal(train("parts"), whole)
 
 
 def test_learning_rate_ends_at_zero_if_the_last_rollout_exceeds_the_planned_steps():

@@ -233,7 +233,8 @@ class PQN(ScheduledOnPolicyAlgorithm):
         """
         Get the actions of the policy. Unlike in other algorithms of SB3, they are greedy by default. SB3's
         ``evaluate_policy`` and ``EvalCallback`` ask for greedy ones too. On Atari games RL Zoo asks for epsilon-greedy ones,
-        in the evaluations of ``train`` and in ``enjoy``, which has ``--deterministic`` for greedy ones.
+        in the evaluations of ``train`` and in ``enjoy``, which has ``--deterministic`` for greedy ones. ``policy.predict`` has
+        SB3's default.
 
         :param observation: the input observation
         :param state: has no effect
