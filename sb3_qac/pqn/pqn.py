@@ -57,7 +57,7 @@ class PQN(ScheduledOnPolicyAlgorithm):
     :param n_epochs: Number of epochs for each rollout
     :param gamma: Discount factor, between 0 and 1
     :param gae_lambda: lambda of the targets, between 0 and 1
-    :param exploration_fraction: fraction of the training over which the exploration rate is reduced, above 0
+    :param exploration_fraction: fraction of the run over which the exploration rate is reduced, above 0
     :param exploration_initial_eps: initial probability of a random action
     :param exploration_final_eps: final probability of a random action
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
@@ -167,7 +167,7 @@ class PQN(ScheduledOnPolicyAlgorithm):
         super()._maybe_recommend_cpu(mlp_class_name)
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
-        # From the progress of the training alone, so that a resumed training has the same
+        # From the progress of the run alone, so that a resumed run has the same
         initial, final = self.exploration_initial_eps, self.exploration_final_eps
         # Before the first rollout of a `learn`, SB3 still has the progress of the one before
         self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
@@ -239,7 +239,7 @@ class PQN(ScheduledOnPolicyAlgorithm):
         :param observation: the input observation
         :param state: has no effect
         :param episode_start: has no effect
-        :param deterministic: False for epsilon-greedy actions, with the exploration rate that the training has come to
+        :param deterministic: False for epsilon-greedy actions, with the current exploration rate of the run
         :return: the actions, and ``state``
         """
         return super().predict(observation, state, episode_start, deterministic)
