@@ -20,8 +20,7 @@ from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_qac import QA2C, QPPO
-from sb3_qac.pqn import PQN
+from sb3_qac import PQN, QA2C, QPPO
 
 LEARNING_RATES = (3e-4, 1e-3, 2e-3, 5e-3)
 STEPS, N_ENVS, N_GAMES = 40_000, 8, 500

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 if TYPE_CHECKING:
+    from sb3_qac.pqn import PQN
     from sb3_qac.qa2c import QA2C
     from sb3_qac.qppo import QPPO
     from sb3_qac.reinforce import REINFORCE
@@ -21,10 +22,10 @@ with contextlib.suppress(ImportError):
     gym.register_envs(ale_py)
 
 # The algorithms import PyTorch, which is slow. `python -m sb3_qac --help` imports this package, but needs none of them
-_ALGORITHMS = {"QA2C": "qa2c", "QPPO": "qppo", "REINFORCE": "reinforce"}
+_ALGORITHMS = {"PQN": "pqn", "QA2C": "qa2c", "QPPO": "qppo", "REINFORCE": "reinforce"}
 _PACKAGES = (*_ALGORITHMS.values(), "resume")
 
-__all__ = ["QA2C", "QPPO", "REINFORCE", "__version__"]
+__all__ = ["PQN", "QA2C", "QPPO", "REINFORCE", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,20 +8,20 @@ from sb3_contrib import TRPO
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from sb3_qac import QA2C, QPPO
+from sb3_qac import PQN, QA2C, QPPO
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.resume import ExactCheckpointCallback
 
 
 def settings_of(algorithm):
     """Three minibatches in each epoch, the last of them smaller"""
-    minibatches = dict(n_steps=14, batch_size=6) if algorithm in (PPO, QPPO, TRPO) else {}
-    epochs = dict(n_epochs=3) if algorithm in (PPO, QPPO) else {}
+    minibatches = dict(n_steps=14, batch_size=6) if algorithm in (PPO, QPPO, PQN, TRPO) else {}
+    epochs = dict(n_epochs=3) if algorithm in (PPO, QPPO, PQN) else {}
     return dict(policy="MlpPolicy", env="CartPole-v1", seed=0, device="cpu", **minibatches, **epochs)
 
 
 @pytest.mark.filterwarnings("ignore:.*truncated:UserWarning")
-@pytest.mark.parametrize("algorithm", [A2C, PPO, TRPO, QA2C, QPPO])
+@pytest.mark.parametrize("algorithm", [A2C, PPO, TRPO, PQN, QA2C, QPPO])
 def test_training_is_identical_to_that_with_the_buffer_of_sb3(algorithm):
     expected = algorithm(**settings_of(algorithm), rollout_buffer_class=RolloutBuffer).learn(60)
     model = algorithm(**settings_of(algorithm), rollout_buffer_class=DeviceRolloutBuffer).learn(60)

@@ -42,7 +42,9 @@ from sb3_qac.study import diagnosis
 from sb3_qac.study.diagnosis import diagnose_run
 from sb3_qac.study.diagnosis_tables import diagnosis_tables
 from sb3_qac.study.grid import make_grid, run_study
+from sb3_qac.study.loading import load_study
 from sb3_qac.study.manager import environments_of
+from sb3_qac.study.report import markdown
 from sb3_qac.study.snapshots import normalize_as, points_of
 from tests.test_qa2c import parameters
 from tests.test_qppo import make_model, with_rollout
@@ -244,8 +246,21 @@ def test_a_run_is_diagnosed_at_its_start_and_end(tmp_path):
     assert json.loads((Path(task1.folder) / "diagnosis.json").read_text()) == results
     # 7 estimators and a critic at each of both points, and their heads
     assert len(list(diagnosis_tables(results))) == 2 * 7 + 2 + 1 + 2 + 2
-    with pytest.raises(SystemExit, match=r"is a run of a2c, but only runs of qa2c and qppo can be diagnosed"):
+    with pytest.raises(SystemExit, match=r"is a run of a2c, but only runs of qa2c, qppo and pqn can be diagnosed"):
         main(["diagnose", a2c.folder])
+
+
+def test_a_run_without_an_actor_is_diagnosed_and_its_report_says_what_is_left_out(tmp_path):
+    settings = dict(n_timesteps=512, eval_freq=512, n_eval_episodes=1, wandb="disabled", device="cpu")
+    settings["hyperparams"] = dict(n_steps=8, batch_size=64, exploration_final_eps=0.2)
+    (run,) = make_grid("cartpole", ["pqn"], [0], tmp_path, **settings)
+    assert run_study([run]) == {}
+    start, end = diagnose_run(Path(run.folder), n_rollouts=3, n_points=2)
+    # The rate of exploration is that of the snapshot, 1 and 0.2
+    assert start["critic"]["entropy"] == pytest.approx(math.log(2)) and start["estimators"] == {}
+    assert end["critic"]["entropy"] == pytest.approx(-0.9 * math.log(0.9) - 0.1 * math.log(0.1), abs=1e-3)
+    text = markdown(load_study(tmp_path), None, None)
+    assert "PQN has no actor, and so no first table." in text and "| estimator |" not in text
 
 
 def test_results_of_runs_before_one_that_cannot_be_diagnosed_are_printed(monkeypatch, capsys):

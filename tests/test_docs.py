@@ -426,6 +426,11 @@ def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
         cell = re.sub(r"\([^)]*\)", "", row_of(RESULTS_PAGE, start)[4])
         figures = dict(re.findall(r"(PQN|QA2C)\D* (\d\.\d+)", cell))
         assert figures == {"PQN": f"{found['pqn'][0]:.2f}", "QA2C": f"{found['qa2c'][0]:.2f}"}
+    page, peers = words_of(DOCS / "pqn.md"), "(QPPO {qppo}, PPO {ppo})"
+    last, sampled, greedy = ({name: f"{value:.2f}" for name, (value,) in found.items()} for found in (last, sampled, greedy))
+    assert f"* {last['pqn']} (95 % interval" in page and "QPPO has {qppo} and PPO {ppo} with sampled".format(**last) in page
+    assert f"new episodes {sampled['pqn']} with exploration {peers.format(**sampled)}" in page
+    assert f"all greedy, {greedy['pqn']} {peers.format(**greedy)}" in page
 
 
 def improvement(x, y):
@@ -565,6 +570,7 @@ USER_GUIDE = {
     "from_a2c_or_ppo": 250,
     "algorithm": 1200,
     "qppo": 1200,
+    "pqn": 800,
     "reinforce": 250,
     "rl_zoo": 800,
     "study": 1100,

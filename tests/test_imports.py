@@ -29,14 +29,14 @@ BELOW = {
     "pqn": {"common", "qa2c"},
     "reinforce": {"common"},
     "resume": {"common"},
-    "diagnose": {"common", "qa2c", "qppo", "resume"},
+    "diagnose": {"common", "pqn", "qa2c", "qppo", "resume"},
     "zoo": {"common", "qa2c", "qppo", "pqn", "reinforce", "resume"},
     "doctor": {"zoo"},
-    "study": {"common", "qa2c", "qppo", "resume", "diagnose", "zoo"},
+    "study": {"common", "pqn", "qa2c", "qppo", "resume", "diagnose", "zoo"},
     "commands": {"common", "doctor", "study", "zoo"},
     "__main__": {"commands"},
     # The package itself, which gives the algorithms, and the documented path of what `resume` and `common.curves` have
-    "": {"qa2c", "qppo", "reinforce"},
+    "": {"pqn", "qa2c", "qppo", "reinforce"},
     "common.callbacks": {"common", "resume"},
 }
 # A module of study imports those on floors below its own

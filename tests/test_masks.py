@@ -16,10 +16,9 @@ from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
-from sb3_qac import QA2C, QPPO, REINFORCE
+from sb3_qac import PQN, QA2C, QPPO, REINFORCE
 from sb3_qac.common.masks import check_masks, masks_from
 from sb3_qac.diagnose import diagnose_model
-from sb3_qac.pqn import PQN
 from tests.test_resume import straight_and_resumed
 
 ALGORITHMS = [QA2C, QPPO, PQN, REINFORCE]
@@ -419,15 +418,15 @@ def test_a_run_with_masks_is_resumed_exactly(algorithm, tmp_path):
     )
 
 
-@pytest.mark.parametrize("algorithm", [QA2C, QPPO])
+@pytest.mark.parametrize("algorithm", [QA2C, QPPO, PQN])
 def test_estimators_and_branches_are_diagnosed_with_masks(algorithm):
     """The environment refuses what its mask forbids, also when every action is played on purpose."""
     env = make_vec_env(lambda: Corridor(n_actions=3), 4, seed=0)
     result = diagnose_model(model_of(algorithm, env).learn(80), n_rollouts=4, n_states=8, n_repeats=2)
     assert result["branches"]["states"] == 8
-    estimators = result["estimators"]
-    # Only rounding separates the two forms of the sum
-    assert estimators["all-action, baseline"]["difference"] < 1e-4
+    if algorithm is not PQN:
+        # Only rounding separates the two forms of the sum
+        assert result["estimators"]["all-action, baseline"]["difference"] < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -344,6 +344,8 @@ def test_a_study_does_not_replace_the_precision_that_the_hyperparameters_name():
         (PPO, "MultiInputPolicy", False),
         (PPO, MultiInputActorCriticPolicy, False),
         (QA2C, MultiInputActorCriticQPolicy, False),
+        (PQN, "CnnPolicy", True),
+        (PQN, "MultiInputPolicy", False),
         (DQN, "CnnPolicy", False),
     ],
 )

@@ -228,7 +228,7 @@ def test_continuous_actions_are_refused():
         MlpPolicy(VECTOR, VECTOR, ConstantSchedule(1e-3))
 
 
-@pytest.mark.parametrize("name", ["QA2C", "QPPO", "REINFORCE"])
+@pytest.mark.parametrize("name", ["PQN", "QA2C", "QPPO", "REINFORCE"])
 def test_policies_are_imported_from_the_folder_of_their_algorithm(name):
     """As from ``stable_baselines3.a2c``."""
     package = importlib.import_module(f"sb3_qac.{name.lower()}")

@@ -27,7 +27,7 @@ from stable_baselines3.common.utils import LinearSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecCheckNan, VecFrameStack
 from stable_baselines3.dqn import MlpPolicy as QPolicyOfDQN
 
-from sb3_qac import QA2C, QPPO, REINFORCE
+from sb3_qac import PQN, QA2C, QPPO, REINFORCE
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume import ExactCheckpointCallback
 from tests.envs import InterruptAt, Interrupted, ScriptedEnv
@@ -473,7 +473,7 @@ def test_non_finite_loss_keeps_the_last_good_update():
     assert repr(model.policy.optimizer.state_dict()["state"]) in optimizer_state
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, PQN])
 def test_gpu_is_only_advised_against_with_the_mlp_policy(algorithm):
     model = algorithm("MlpPolicy", "CartPole-v1")
     model.device = th.device("cuda")
@@ -530,6 +530,7 @@ def test_without_rms_prop_the_optimizer_is_the_adam_of_sb3s_policies():
     [
         QA2C,
         functools.partial(QPPO, n_steps=8, batch_size=8, n_epochs=1),
+        functools.partial(PQN, n_steps=8, batch_size=8, n_epochs=1),
         REINFORCE,
     ],
 )
@@ -568,7 +569,7 @@ def test_saved_agent_of_before_the_parameters_were_in_a2c_s_order_loads():
     assert model.policy.action_net.out_features == 6
 
 
-# ---- what all three algorithms have in common ----
+# ---- what all algorithms have in common ----
 
 
 @pytest.mark.parametrize(
@@ -579,7 +580,7 @@ def test_unknown_policy_is_refused_with_those_that_can_be_used(policy, algorithm
         algorithm(policy, "CartPole-v1")
 
 
-@pytest.mark.parametrize(("algorithm", "other"), [(QA2C, A2C), (QPPO, PPO)])
+@pytest.mark.parametrize(("algorithm", "other"), [(QA2C, A2C), (QPPO, PPO), (PQN, PPO)])
 def test_an_agent_whose_critic_has_one_value_per_state_cannot_be_loaded(other, algorithm, tmp_path):
     """RL Zoo's ``-i`` loads an agent too, and then no policy is given."""
     other("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "model")
@@ -587,7 +588,7 @@ def test_an_agent_whose_critic_has_one_value_per_state_cannot_be_loaded(other, a
         algorithm.load(tmp_path / "model", device="cpu")
 
 
-@pytest.mark.parametrize("algorithm", [QA2C, QPPO, REINFORCE])
+@pytest.mark.parametrize("algorithm", [PQN, QA2C, QPPO, REINFORCE])
 def test_learning_rate_may_be_a_number_of_numpy_or_the_name_of_a_schedule_of_rl_zoo(algorithm, tmp_path):
     for given, halfway in ((np.float32(0.25), 0.25), ("lin_0.25", 0.125)):
         algorithm("MlpPolicy", make_vec_env("CartPole-v1", 8), given, device="cpu").save(tmp_path / "model")
@@ -702,7 +703,7 @@ def test_an_observation_that_is_nan_is_an_error_that_says_how_to_find_it(algorit
 
 
 @pytest.mark.parametrize("policy", ["CnnPolicy", "MultiInputPolicy"])
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+@pytest.mark.parametrize("algorithm", [*EVERY_ALGORITHM, PQN])
 def test_images_that_are_too_small_are_refused_with_the_smallest_size(algorithm, policy):
     def make(height, width):
         env = FakeImageEnv(screen_height=height, screen_width=width, n_channels=1)

@@ -1244,15 +1244,15 @@ def test_an_evaluation_presses_fire_at_the_start_of_each_life_as_training_does(n
     evaluating.close()
 
 
-@pytest.mark.parametrize(("algo", "for_gpu"), [("qppo", True), ("a2c", True), ("pqn", False)])
-def test_a_rollout_is_sent_once_to_a_gpu(algo, for_gpu, tmp_path, monkeypatch):
+@pytest.mark.parametrize("algo", ["qppo", "a2c", "pqn"])
+def test_a_rollout_is_sent_once_to_a_gpu(algo, tmp_path, monkeypatch):
     (run,) = make_grid("CartPole-v1", [algo], [0], tmp_path, **SMALL)
     with model_of(run) as model:
         assert not isinstance(model.rollout_buffer, DeviceRolloutBuffer)
     # The model itself stays on the CPU
     monkeypatch.setattr("sb3_qac.study.manager.get_device", lambda device: th.device("cuda"))
     with model_of(run) as model:
-        assert isinstance(model.rollout_buffer, DeviceRolloutBuffer) == for_gpu
+        assert isinstance(model.rollout_buffer, DeviceRolloutBuffer)
         model.learn(2 * model.n_steps * model.n_envs)
 
 

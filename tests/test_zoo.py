@@ -586,6 +586,7 @@ def test_every_preset_makes_a_model(algo, env_id, n_timesteps, tmp_path):
         ("qa2c", "vectors", {}, "MlpPolicy"),
         ("qppo", "dictionaries", {}, "MultiInputPolicy"),
         ("reinforce", "images", {}, "CnnPolicy"),
+        ("pqn", "vectors", {}, "MlpPolicy"),
         ("qa2c", "small images", {}, "MlpPolicy"),
         # As RL Zoo has it
         ("a2c", "images", {}, "MlpPolicy"),
@@ -655,7 +656,7 @@ def as_sampled(preset, names):
 
 
 SEARCHED = [("qa2c", "default"), ("reinforce", "default")]
-SEARCHED += [("qppo", entry) for entry in yaml.safe_load(zoo.presets("qppo").read_text())]
+SEARCHED += [(algo, entry) for algo in ("qppo", "pqn") for entry in yaml.safe_load(zoo.presets(algo).read_text())]
 
 
 @pytest.mark.filterwarnings("error:Fixed parameter")
@@ -683,9 +684,10 @@ def test_search_of_qppo_leaves_out_what_the_sampled_estimator_does_not_use():
     assert {(each["beta"], each["shrinkage"]) for each in drawn} == {(1.0, 0.1)}
 
 
-def test_qppo_has_presets_for_everything_that_qa2c_has():
+@pytest.mark.parametrize("algo", ["qppo", "pqn"])
+def test_there_are_presets_for_everything_that_qa2c_has(algo):
     """Also for the tasks without settings of their own: all Atari games, and the default."""
-    assert set(yaml.safe_load(zoo.presets("qppo").read_text())) == set(PRESETS)
+    assert set(yaml.safe_load(zoo.presets(algo).read_text())) == set(PRESETS)
 
 
 def test_presets_are_there_for_all_environments_that_the_readme_names():

@@ -13,9 +13,9 @@ def add_parser(commands: Any) -> None:
     diagnose = commands.add_parser(
         "diagnose",
         help="measure estimators of the policy gradient, and the critic, on runs of a study",
-        description="For runs of QA2C and QPPO, at several points of the training: the gradient of each estimator on the same "
-        "rollouts (variance, cosine to the all-action gradient, cost), and how well the critic distinguishes the actions. "
-        "With --states, every action is also played on purpose. "
+        description="For runs of QA2C, QPPO and PQN, at several points of the training: the gradient of each estimator on the "
+        "same rollouts (variance, cosine to the all-action gradient, cost; not for PQN, which has no actor), and how well the "
+        "critic distinguishes the actions. With --states, every action is also played on purpose. "
         "The result is written to diagnosis.json in the folder of each run, for the report.",
         epilog="Example: python -m sb3_qac diagnose studies/pong/all-action_seed-0 studies/pong/all-action_seed-100",
         formatter_class=HelpFormatter,

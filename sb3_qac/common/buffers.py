@@ -122,9 +122,9 @@ class DeviceRolloutBuffer(RolloutBuffer):
     GPU it is kept in pinned memory, which the next rollout overwrites. On the CPU there is nothing to send, and SB3's buffer
     needs less memory.
 
-    Use it with ``rollout_buffer_class=DeviceRolloutBuffer`` in QA2C, QPPO, A2C, PPO and sb3-contrib's TRPO, which fill SB3's
-    ``RolloutBuffer``. Not for algorithms that have a buffer of their own (MaskablePPO, RecurrentPPO) or use none (REINFORCE),
-    and not for ``Dict`` observations.
+    Use it with ``rollout_buffer_class=DeviceRolloutBuffer`` in QA2C, QPPO, PQN, A2C, PPO and sb3-contrib's TRPO, which fill
+    SB3's ``RolloutBuffer``. Not for algorithms that have a buffer of their own (MaskablePPO, RecurrentPPO) or use none
+    (REINFORCE), and not for ``Dict`` observations.
 
     :param buffer_size: Max number of element in the buffer
     :param observation_space: Observation space

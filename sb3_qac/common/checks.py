@@ -5,6 +5,7 @@ what to do.
 
 import math
 import numbers
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -133,6 +134,17 @@ def check_policy_class(policy_class: Any, base_class: type, aliases: Iterable[st
         raise ValueError(
             f"`policy` must be {', '.join(map(repr, aliases))} or a subclass of {base_class.__name__}, "
             f"but {policy_class!r} was given. An agent that is loaded must have such a policy too."
+        )
+
+
+def warn_of_truncated_minibatch(batch_size: int, n_steps: int, n_envs: int) -> None:
+    """The same warning as in PPO, for a constructor: it reveals mistakes in the three."""
+    if truncated := n_steps * n_envs % batch_size:
+        warnings.warn(
+            f"`batch_size` is {batch_size}, but the rollout has `n_steps * n_envs` = {n_steps} * {n_envs} "
+            f"steps: the last minibatch of each epoch is truncated to {truncated}. "
+            "We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
+            stacklevel=3,
         )
 
 

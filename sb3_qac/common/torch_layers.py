@@ -21,7 +21,7 @@ class LeanNatureCNN(NatureCNN):
     The Nature CNN, computed faster: the same layers, parameters and initial weights as SB3's ``NatureCNN``.
 
     SB3's policies, which REINFORCE has too, have no hidden layers behind ``NatureCNN``, but two behind any other class. So
-    give them ``net_arch=[]`` with this one. The policies of QA2C and QPPO have none behind it either by default.
+    give them ``net_arch=[]`` with this one. The policies of QA2C, QPPO and PQN have none behind it either by default.
 
     The layers see pixels. The weights of the first layer are divided by 255 instead of the pixels, as there are far fewer of
     them. Images are kept channels last, which makes convolutions faster. A policy may pass the pixels as they are (see
@@ -143,7 +143,7 @@ def default_net_arch(net_arch: Any, features_extractor_class: Any) -> Any:
 def constant_weights(policy: nn.Module) -> Iterator[None]:
     """
     Context manager: while active, every ``LeanNatureCNN`` prepares its weights once instead of at each call, as in the
-    rollouts of QA2C and QPPO. The caller promises that they do not change.
+    rollouts of QA2C, QPPO and PQN. The caller promises that they do not change.
 
     In bfloat16 this saves the conversion of 1.7 million weights at each step. A callback that changes weights within a rollout
     must say so: it does it within ``with constant_weights(policy)``, at whose start and end the weights are read anew. For

@@ -19,6 +19,7 @@ from sb3_qac.common.checks import check_integer
 from sb3_qac.common.masks import masks_from, masks_now
 from sb3_qac.common.random_state import find_generators, generators_at
 from sb3_qac.common.torch_layers import constant_weights
+from sb3_qac.pqn import PQN
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 from sb3_qac.resume.state import get_state, set_state
@@ -45,7 +46,7 @@ class Branches(NamedTuple):
     allowed: np.ndarray | None = None
 
 
-def play_all_actions(model: QA2C | QPPO, n_states: int, n_repeats: int, seed: int = 0) -> Branches:
+def play_all_actions(model: QA2C | QPPO | PQN, n_states: int, n_repeats: int, seed: int = 0) -> Branches:
     """
     Play every action from states that the policy visits. Rewards are those of the training, so they may be clipped or
     normalized. A return ends with its episode or after a horizon. Nothing is bootstrapped.
@@ -69,7 +70,7 @@ def play_all_actions(model: QA2C | QPPO, n_states: int, n_repeats: int, seed: in
         for _ in range(math.ceil(n_states / env.num_envs)):
             # At random moments, because episodes of the same length run in step
             for _ in range(rng.integers(max(horizon, SHORTEST_WALK))):
-                obs, _, _, _ = env.step(model.predict(obs)[0])  # type: ignore[arg-type]
+                obs, _, _, _ = env.step(model.predict(obs, deterministic=False)[0])  # type: ignore[arg-type]
             state = get_state(env, "the environment")
             with th.no_grad(), model.policy.masked(masks_now(model, env)):
                 q_values, log_probs = model.policy.evaluate_all_actions(model.policy.obs_to_tensor(obs)[0])  # type: ignore[arg-type]
@@ -100,7 +101,7 @@ def horizon_of(gamma: float) -> int:
     return LONGEST_HORIZON if gamma == 1 else min(math.ceil(math.log(SMALLEST_WEIGHT) / math.log(gamma)), LONGEST_HORIZON)
 
 
-def return_of(model: QA2C | QPPO, env: VecEnv, numbers: np.ndarray, horizon: int) -> np.ndarray:
+def return_of(model: QA2C | QPPO | PQN, env: VecEnv, numbers: np.ndarray, horizon: int) -> np.ndarray:
     """
     :param model: Model that plays after the first step
     :param env: Environments
@@ -116,7 +117,7 @@ def return_of(model: QA2C | QPPO, env: VecEnv, numbers: np.ndarray, horizon: int
         weights *= model.gamma * np.logical_not(dones)
         if not weights.any():
             break
-        actions, _ = model.predict(obs)  # type: ignore[arg-type]
+        actions, _ = model.predict(obs, deterministic=False)  # type: ignore[arg-type]
     return returns
 
 

@@ -1,15 +1,17 @@
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch as th
 
 from sb3_qac.common.checks import check_number
-from sb3_qac.common.masks import masks_now
+from sb3_qac.common.masks import MaskableOnPolicyAlgorithm, masks_now
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.diagnose.branching import judge_branches, play_all_actions
 from sb3_qac.diagnose.critic import judge_critic
 from sb3_qac.diagnose.gradients import GradientMoments, batch_of, estimators_of, gradient_of, scale_of
+from sb3_qac.pqn import PQN
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 
@@ -17,11 +19,11 @@ from sb3_qac.qppo import QPPO
 MIN_ROLLOUTS = 3
 
 
-def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_repeats: int = 4) -> dict[str, Any]:
+def diagnose_model(model: QA2C | QPPO | PQN, n_rollouts: int, n_states: int = 0, n_repeats: int = 4) -> dict[str, Any]:
     """
     Collect rollouts with a fixed model, and measure the estimators and the critic on them.
 
-    :param model: Model with its environment
+    :param model: Model with its environment. The exploration rate of PQN stays as it is, and no estimators are measured
     :param n_rollouts: Number of rollouts, at least 3
     :param n_states: Number of states from which every action is played
     :param n_repeats: How often each action is played
@@ -37,8 +39,10 @@ def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_rep
     seconds = dict.fromkeys(estimators, 0.0)
     kept: dict[str, list[np.ndarray]] = {name: [] for name in ("rewards", "starts", "actions", "q_values", "probs")}
     buffer = model.rollout_buffer
+    # PQN's own sets the exploration rate of another progress
+    collect = partial(MaskableOnPolicyAlgorithm.collect_rollouts, model) if isinstance(model, PQN) else model.collect_rollouts
     for _ in range(n_rollouts):
-        model.collect_rollouts(env, callback, buffer, model.n_steps)
+        collect(env, callback, buffer, model.n_steps)
         rewards, starts = buffer.rewards.copy(), buffer.episode_starts.copy()
         # ``get`` puts the steps of each environment one after the other, and returns them shuffled
         next(buffer.get(batch_size=None))
@@ -56,7 +60,8 @@ def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_rep
             start = _now(model)
             gradients[name] = gradient_of(model, estimator(batch_of(model, data)) / scale)
             seconds[name] += _now(model) - start
-        moments.add(gradients)
+        if estimators:
+            moments.add(gradients)
 
     history = {name: np.concatenate(values) for name, values in kept.items()}
     history["actions"] = history["actions"][..., 0]
@@ -84,7 +89,7 @@ def diagnose_model(model: QA2C | QPPO, n_rollouts: int, n_states: int = 0, n_rep
     }
 
 
-def _now(model: QA2C | QPPO) -> float:
+def _now(model: QA2C | QPPO | PQN) -> float:
     if model.device.type == "cuda":
         # It computes while the CPU goes on
         th.cuda.synchronize()

@@ -8,6 +8,7 @@ import torch as th
 
 from sb3_qac.common.buffers import AllActionSamples, MaskableSamples
 from sb3_qac.common.losses import all_action_policy_loss, corrected_advantages, sampled_policy_loss, state_values
+from sb3_qac.pqn import PQN
 from sb3_qac.qa2c import QA2C
 from sb3_qac.qppo import QPPO
 
@@ -45,7 +46,7 @@ class Batch(NamedTuple):
         return self.log_probs.gather(1, self.actions)
 
 
-def batch_of(model: QA2C | QPPO, data: MaskableSamples | AllActionSamples) -> Batch:
+def batch_of(model: QA2C | QPPO | PQN, data: MaskableSamples | AllActionSamples) -> Batch:
     """
     :param model: Model
     :param data: Its rollout
@@ -179,11 +180,14 @@ class GradientMoments:
         }
 
 
-def estimators_of(model: QA2C | QPPO) -> dict[str, Callable[[Batch], th.Tensor]]:
+def estimators_of(model: QA2C | QPPO | PQN) -> dict[str, Callable[[Batch], th.Tensor]]:
     """
     :param model: Model
-    :return: ``ESTIMATORS``, and the model's own if it is all-action with another ``beta``, or with shrinkage
+    :return: ``ESTIMATORS``, and the model's own if it is all-action with another ``beta``, or with shrinkage. None for PQN,
+        which has no actor
     """
+    if isinstance(model, PQN):
+        return {}
     shrinkage = model.shrinkage
     if model.policy_gradient == "sampled" or (model.beta in (0, 1) and shrinkage == 0):
         return ESTIMATORS
@@ -191,19 +195,19 @@ def estimators_of(model: QA2C | QPPO) -> dict[str, Callable[[Batch], th.Tensor]]
     return {**ESTIMATORS, name: _corrected(model.beta, shrinkage)}
 
 
-def scale_of(model: QA2C | QPPO, batch: Batch) -> float:
+def scale_of(model: QA2C | QPPO | PQN, batch: Batch) -> float:
     """
     :param model: Model
     :param batch: A rollout
-    :return: what the actor's loss is divided by in training: QPPO's sigma, and 1 for QA2C
+    :return: what the actor's loss is divided by in training: QPPO's sigma, and 1 for the others
     """
-    if isinstance(model, QA2C):
+    if not isinstance(model, QPPO):
         return 1.0
     weights = *weights_of(batch, model.shrinkage), batch.returns - batch.values
     return model._next_sigma(batch.log_probs.exp(), *weights).item()
 
 
-def gradient_of(model: QA2C | QPPO, loss: th.Tensor) -> th.Tensor:
+def gradient_of(model: QA2C | QPPO | PQN, loss: th.Tensor) -> th.Tensor:
     """
     :param model: Model
     :param loss: Loss of its policy

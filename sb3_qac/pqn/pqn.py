@@ -1,12 +1,11 @@
-import math
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import LinearSchedule, explained_variance
-from torch import nn
 
 from sb3_qac.common.checks import (
     check_action_space,
@@ -16,76 +15,14 @@ from sb3_qac.common.checks import (
     check_number,
     check_observation_space,
     check_policy_class,
+    warn_of_truncated_minibatch,
 )
 from sb3_qac.common.losses import critic_loss
 from sb3_qac.common.masks import MaskableOnPolicyAlgorithm
-from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
+from sb3_qac.common.torch_layers import constant_weights
+from sb3_qac.pqn.policies import EpsilonGreedyCnnPolicy, EpsilonGreedyMultiInputPolicy, EpsilonGreedyPolicy
 
 SelfPQN = TypeVar("SelfPQN", bound="PQN")
-
-
-class EpsilonGreedyPolicy(ActorCriticQPolicy):
-    """
-    The critic of ``ActorCriticQPolicy`` without the actor. The value of a state is ``max_a Q(s, a)``.
-
-    :param args: Arguments of ``ActorCriticQPolicy``
-    :param kwargs: Arguments of ``ActorCriticQPolicy``; the default optimizer is RAdam
-    """
-
-    exploration_rate: th.Tensor
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"optimizer_class": th.optim.RAdam, **kwargs})
-
-    def _build(self, lr_schedule: Schedule) -> None:
-        super()._build(lr_schedule)
-        del self.action_net
-        self.mlp_extractor.policy_net = nn.Sequential()
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
-        # A buffer, so that saved models and checkpoints have it
-        self.register_buffer("exploration_rate", th.ones(()))
-
-    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """
-        :param obs: Observation
-        :param deterministic: Whether to take greedy actions, instead of epsilon-greedy ones
-        :return: action, value of the state (shape (batch_size, 1)), and zeros for the log probability of the action
-        """
-        with self.masked(self.masks_of_rollout()):
-            return self._choose(obs, deterministic)
-
-    def _choose(self, obs: PyTorchObs, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        q_values, allowed = self._allowed_q_values(obs)
-        values, numbers = q_values.max(dim=1)
-        if not deterministic:
-            explores = th.rand_like(values) < self.exploration_rate
-            if allowed is None:
-                random_numbers = th.randint_like(numbers, q_values.shape[1])
-            else:
-                random_numbers = th.multinomial(allowed.float(), 1).squeeze(1)
-            numbers = th.where(explores, random_numbers, numbers)
-        return self.joint_actions.actions(numbers), values.unsqueeze(1), th.zeros_like(values)
-
-    def _allowed_q_values(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
-        """:return: ``Q(s, a)``, minus infinity for actions that are not allowed; and which are, None for all"""
-        q_values = self.predict_q_values(obs)
-        allowed = self.joint_actions.allowed(self.masks_for(len(q_values)))
-        return q_values if allowed is None else q_values.masked_fill(~allowed, -math.inf), allowed
-
-    def predict_values(self, obs: PyTorchObs) -> th.Tensor:
-        with self.masked(self.masks_of_rollout(of_values=True)):
-            return self._allowed_q_values(obs)[0].max(dim=1, keepdim=True).values
-
-    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        return self._choose(observation, deterministic)[0]
-
-
-class EpsilonGreedyCnnPolicy(EpsilonGreedyPolicy, ActorCriticQCnnPolicy):  # type: ignore[misc]
-    """The same for images."""
-
-
-class EpsilonGreedyMultiInputPolicy(EpsilonGreedyPolicy, MultiInputActorCriticQPolicy):  # type: ignore[misc]
-    """The same for dict observations."""
 
 
 class PQN(MaskableOnPolicyAlgorithm):
@@ -94,37 +31,52 @@ class PQN(MaskableOnPolicyAlgorithm):
 
     Paper: Gallici et al. 2024, https://arxiv.org/abs/2407.04811
 
-    SB3's rollout buffer computes its targets Q(lambda). With ``V(s) = max_a Q(s, a)``, the buffer's TD(lambda) returns are
-    ``R_t = r_t + gamma [lambda R_{t+1} + (1 - lambda) max_a Q(s_{t+1}, a)]``. As in the paper, the optimizer is RAdam. The
-    paper's network has layer normalisation, which is an option of the features extractors. The defaults are CleanRL's for
-    Atari games with 8 environments, but for the learning rate, which falls to 0 there, and the network.
-    ``hyperparams/pqn.yml`` has both. Layers are normalised over all their units; the paper's code normalises convolutions over
-    their channels, at each position on its own. It also halves the squared error, so that its gradients are clipped at twice
-    the norm.
+    Each rollout is played epsilon-greedily, and is used for several epochs of minibatches::
 
-    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy)
-    :param env: The environment to learn from, with ``Discrete``, ``MultiDiscrete`` or ``MultiBinary`` actions
-    :param learning_rate: The learning rate, it can be a function of the current progress remaining (from 1 to 0)
+        loss = mean [ (R_t - Q(s_t, a_t))^2 ],   R_t = r_t + gamma [lambda R_{t+1} + (1 - lambda) max_a Q(s_{t+1}, a)]
+
+    The targets R_t, Q(lambda), are those of SB3's rollout buffer with ``V(s) = max_a Q(s, a)``, computed once per rollout. As
+    in the paper and in CleanRL, the optimizer is RAdam and the rate of exploration falls linearly.
+
+    Differences from the paper's code and CleanRL's: an episode cut by a time limit bootstraps from its last observation, as
+    always in SB3; there it ends as any other. Their networks have layer normalization, which is an option of the features
+    extractors here and normalizes all units of a layer; the paper's code normalizes the channels of convolutions at each
+    position on its own. The paper's code halves the squared error, so that its gradients are clipped at twice the norm.
+    The defaults are CleanRL's for Atari games with 8 environments, but for the learning rate, which falls to 0 there, and the
+    network; ``hyperparams/pqn.yml`` has both.
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of EpsilonGreedyPolicy)
+    :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete``, ``MultiDiscrete``
+        or ``MultiBinary`` actions
+    :param learning_rate: The learning rate, it can be a function
+        of the current progress remaining (from 1 to 0), or "lin_1e-3", RL Zoo's name of the schedule that falls linearly from
+        1e-3 to 0
     :param n_steps: The number of steps to run for each environment per update
-    :param batch_size: Minibatch size
+        (i.e. rollout buffer size is n_steps * n_envs where n_envs is number of environment copies running in parallel)
+    :param batch_size: Minibatch size. None (default) for 256, or for the whole rollout if it is smaller
     :param n_epochs: Number of epochs for each rollout
-    :param gamma: Discount factor
-    :param gae_lambda: lambda of the targets
-    :param exploration_fraction: fraction of the training over which the exploration rate is reduced
+    :param gamma: Discount factor, between 0 and 1
+    :param gae_lambda: lambda of the targets, between 0 and 1
+    :param exploration_fraction: fraction of the run over which the exploration rate is reduced, above 0
     :param exploration_initial_eps: initial probability of a random action
     :param exploration_final_eps: final probability of a random action
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
-    :param stats_window_size: Window size for the rollout logging
+    :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
+    :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation.
+    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
+        the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation
-    :param verbose: Verbosity level: 0 for no output, 1 for info messages, 2 for debug messages
+    :param verbose: Verbosity level: 0 for no output, 1 for info messages (such as device or wrappers used), 2 for
+        debug messages
     :param seed: Seed for the pseudo random generators
-    :param device: Device (cpu, cuda, ...) on which the code should be run
+    :param device: Device (cpu, cuda, ...) on which the code should be run.
+        Setting it to auto, the code will be run on the GPU if possible.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
-    :raises ValueError: for an argument or a space that cannot be used
+    :raises ValueError: for an argument or a space that cannot be used; the message says what to use instead
     """
 
-    policy: EpsilonGreedyPolicy
+    policy: EpsilonGreedyPolicy  # type: ignore[assignment]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": EpsilonGreedyPolicy,
         "CnnPolicy": EpsilonGreedyCnnPolicy,
@@ -135,16 +87,20 @@ class PQN(MaskableOnPolicyAlgorithm):
         self,
         policy: str | type[EpsilonGreedyPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 2.5e-4,
+        learning_rate: float | str | Schedule = 2.5e-4,
         n_steps: int = 128,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         n_epochs: int = 4,
         gamma: float = 0.99,
         gae_lambda: float = 0.65,
+        # PPO's order ends here: its next argument is `clip_range`
+        *,
         exploration_fraction: float = 0.1,
         exploration_initial_eps: float = 1.0,
         exploration_final_eps: float = 0.01,
         max_grad_norm: float | None = 10.0,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -153,15 +109,10 @@ class PQN(MaskableOnPolicyAlgorithm):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.exploration_fraction = exploration_fraction
-        self.exploration_initial_eps = exploration_initial_eps
-        self.exploration_final_eps = exploration_final_eps
         super().__init__(
-            policy,
+            policy,  # type: ignore[arg-type]
             env,
-            learning_rate=learning_rate,
+            learning_rate=learning_rate,  # type: ignore[arg-type]
             n_steps=n_steps,
             gamma=gamma,
             gae_lambda=gae_lambda,
@@ -170,23 +121,40 @@ class PQN(MaskableOnPolicyAlgorithm):
             max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
             use_sde=False,
             sde_sample_freq=-1,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
             verbose=verbose,
             seed=seed,
             device=device,
-            _init_setup_model=_init_setup_model,
+            _init_setup_model=False,
         )
 
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.exploration_fraction = exploration_fraction
+        self.exploration_initial_eps = exploration_initial_eps
+        self.exploration_final_eps = exploration_final_eps
+
+        if _init_setup_model:
+            self._setup_model()
+            if batch_size is not None:
+                warn_of_truncated_minibatch(batch_size, n_steps, self.n_envs)
+
     def _setup_model(self) -> None:
+        # Not in the constructor, so that ``load(path, gamma=2)`` is checked as well
         check_action_space(self.action_space)
         check_policy_class(self.policy_class, EpsilonGreedyPolicy, self.policy_aliases)
-        check_observation_space(self.observation_space, issubclass(self.policy_class, MultiInputActorCriticQPolicy))
+        check_observation_space(self.observation_space, issubclass(self.policy_class, EpsilonGreedyMultiInputPolicy))
         for name in ("gamma", "gae_lambda", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
             check_number(name, getattr(self, name), maximum=1)
-        for name in ("n_steps", "batch_size", "n_epochs"):
+        for name in ("n_steps", "n_epochs"):
             check_integer(name, getattr(self, name), minimum=1)
+        if self.batch_size is None:
+            self.batch_size = min(256, self.n_steps * self.n_envs)
+        check_integer("batch_size", self.batch_size, minimum=1)
         if self.exploration_fraction == 0:
             raise ValueError(
                 "`exploration_fraction` must be above 0, but 0 was given. For a constant rate, set "
@@ -195,15 +163,20 @@ class PQN(MaskableOnPolicyAlgorithm):
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         super()._setup_model()
 
+    def _maybe_recommend_cpu(self, mlp_class_name: str = EpsilonGreedyPolicy.__name__) -> None:
+        super()._maybe_recommend_cpu(mlp_class_name)
+
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
-        # From the progress of the training alone, so that a resumed training has the same
+        # From the progress of the run alone, so that a resumed run has the same
         initial, final = self.exploration_initial_eps, self.exploration_final_eps
         # Before the first rollout of a `learn`, SB3 still has the progress of the one before
         self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
         rate = LinearSchedule(initial, final, self.exploration_fraction)(self._current_progress_remaining)
         self.policy.exploration_rate.fill_(rate)
         self.logger.record("rollout/exploration_rate", rate)
-        return super().collect_rollouts(*args, **kwargs)
+        # The weights are the same for the whole rollout
+        with constant_weights(self.policy):
+            return super().collect_rollouts(*args, **kwargs)
 
     def train(self) -> None:
         """
@@ -214,31 +187,64 @@ class PQN(MaskableOnPolicyAlgorithm):
         # Update optimizer learning rate
         self._update_learning_rate(self.policy.optimizer)
 
-        losses, grad_norms = [], []
+        minibatches = []
         for _ in range(self.n_epochs):
             # Do a complete pass on the rollout buffer
             for rollout_data in self.rollout_buffer.get(self.batch_size):
                 q_values = self.policy.predict_q_values(rollout_data.observations)  # (batch_size, n_actions)
                 actions = self.policy.joint_actions.numbers(rollout_data.actions)  # (batch_size, 1)
-                q_taken = q_values.gather(1, actions)  # (batch_size, 1)
-                loss = critic_loss(q_taken, rollout_data.returns.unsqueeze(1))
+                returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
+                loss = critic_loss(q_values.gather(1, actions), returns)
 
                 # Optimization step
                 self.policy.optimizer.zero_grad()
                 loss.backward()
                 # Clip grad norm
-                grad_norms.append(th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm).item())
-                losses.append(loss.item())
-                check_finite({"value_loss": losses[-1]})
+                grad_norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+
+                diagnostics = {
+                    "value_loss": loss,
+                    "grad_norm": grad_norm,
+                    "state_value": q_values.detach().max(dim=1).values.mean(),
+                    "q_target": returns.mean(),
+                }
+                # One transfer from the device for all of them
+                logged = dict(zip(diagnostics, th.stack(list(diagnostics.values())).tolist(), strict=True))
+                check_finite(logged)
                 self.policy.optimizer.step()
+                minibatches.append(logged)
+
             self._n_updates += 1
 
         # Logs
-        explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/value_loss", np.mean(losses))
-        self.logger.record("train/grad_norm", np.mean(grad_norms))
+        for name in minibatches[0]:
+            self.logger.record(f"train/{name}", np.mean([logged[name] for logged in minibatches]))
+        explained_var = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
         self.logger.record("train/explained_variance", explained_var)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = True,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """
+        Get the actions of the policy. Unlike in other algorithms of SB3, they are greedy by default. SB3's
+        ``evaluate_policy`` and ``EvalCallback`` ask for greedy ones too. On Atari games RL Zoo asks for epsilon-greedy ones,
+        in the evaluations of ``train`` and in ``enjoy``, which has ``--deterministic`` for greedy ones. ``policy.predict`` has
+        SB3's default.
+
+        :param observation: the input observation
+        :param state: has no effect
+        :param episode_start: has no effect
+        :param deterministic: False for epsilon-greedy actions, with the current exploration rate of the run
+        :param action_masks: Which actions are allowed, of one observation or of each; None for all
+        :return: the actions, and ``state``
+        """
+        return super().predict(observation, state, episode_start, deterministic, action_masks)
 
     def learn(
         self: SelfPQN,
@@ -252,4 +258,11 @@ class PQN(MaskableOnPolicyAlgorithm):
         use_masking: bool = True,
     ) -> SelfPQN:
         self.use_masking = use_masking
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        return super().learn(
+            total_timesteps=total_timesteps,
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )

@@ -1,4 +1,3 @@
-import warnings
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from sb3_qac.common.checks import (
     check_number,
     check_observation_space,
     check_policy_class,
+    warn_of_truncated_minibatch,
 )
 from sb3_qac.common.losses import (
     action_gap,
@@ -193,15 +193,8 @@ class QPPO(MaskableOnPolicyAlgorithm):
 
         if _init_setup_model:
             self._setup_model()
-            buffer_size = n_steps * self.n_envs
-            # The same warning as in PPO: it reveals mistakes in `n_steps`, `n_envs` and `batch_size`
-            if batch_size is not None and buffer_size % batch_size > 0:
-                warnings.warn(
-                    f"`batch_size` is {batch_size}, but the rollout has `n_steps * n_envs` = {n_steps} * {self.n_envs} "
-                    f"steps: the last minibatch of each epoch is truncated to {buffer_size % batch_size}. "
-                    "We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
-                    stacklevel=2,
-                )
+            if batch_size is not None:
+                warn_of_truncated_minibatch(batch_size, n_steps, self.n_envs)
 
     @property
     def training_state(self) -> tuple[str, ...]:

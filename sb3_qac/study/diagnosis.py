@@ -22,8 +22,8 @@ from sb3_qac.study.run import Run, env_dirname, read_run
 from sb3_qac.study.snapshots import normalize_as, points_of
 from sb3_qac.zoo import register
 
-# Algorithms with a critic Q(s, a) and an actor, by their names in RL Zoo
-DIAGNOSED = ("qa2c", "qppo")
+# Algorithms with a critic Q(s, a), by their names in RL Zoo
+DIAGNOSED = ("qa2c", "qppo", "pqn")
 
 
 def diagnose_run(
@@ -32,14 +32,14 @@ def diagnose_run(
     """
     Diagnose a run of a study at several points of its training, from its snapshots. The result is written into its folder.
 
-    :param folder: Folder of a run of QA2C or QPPO
+    :param folder: Folder of a run of QA2C, QPPO or PQN
     :param n_rollouts: Rollouts at each point
     :param n_points: Number of points, from the start to the end of the training
     :param n_threads: Threads for PyTorch
     :param n_states: States at each point from which every action is played
     :param n_repeats: How often each action is played
     :return: the result of ``diagnose_model`` at each point
-    :raises ValueError: if the folder has no run of QA2C or QPPO with snapshots, or cannot be written
+    :raises ValueError: if the folder has no run of QA2C, QPPO or PQN with snapshots, or cannot be written
     """
     check_number("rollouts", n_rollouts, minimum=MIN_ROLLOUTS)
     check_number("points", n_points, minimum=1)
@@ -49,8 +49,8 @@ def diagnose_run(
     run = read_run(folder)
     if run.algo not in DIAGNOSED:
         raise ValueError(
-            f"{folder} is a run of {run.algo}, but only runs of {' and '.join(DIAGNOSED)} can be diagnosed: they have "
-            "an actor and a critic Q(s, a)."
+            f"{folder} is a run of {run.algo}, but only runs of {', '.join(DIAGNOSED[:-1])} and {DIAGNOSED[-1]} can be "
+            "diagnosed: they have a critic Q(s, a)."
         )
     # The noise of a step depends on the number of environments. That of the preset may have changed since
     config = folder / env_dirname(run.env_id) / "config.yml"

@@ -9,16 +9,7 @@ def diagnosis_tables(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     :param results: Result of ``diagnose_run``
     :return: lines of Markdown
     """
-    yield "| steps | estimator | expected gradient, squared | variance | noise / signal | cosine | difference | ms |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for result in results:
-        for name, x in result["estimators"].items():
-            yield (
-                f"| {result['steps']:,} | {name} | {_text(x, 'gradient_square', '.2g')} | {_text(x, 'variance', '.2g')} "
-                f"| {_text(x, 'noise_to_signal', '.2g')} | {_text(x, 'cosine', '.3f')} | {x['difference']:.1e} "
-                f"| {x['milliseconds']:.1f} |"
-            )
-    yield ""
+    yield from _estimator_table(results)
     yield "| steps | entropy | explained variance | size of A | scatter of G - V~ | slope of A | of improbable actions |"
     yield "|---|---|---|---|---|---|---|"
     for result in results:
@@ -29,6 +20,22 @@ def diagnosis_tables(results: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"| {_text(x, 'slope_improbable', '.2f')} |"
         )
     yield from _branch_table(results)
+
+
+def _estimator_table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
+    # There are none without an actor
+    if not any(result["estimators"] for result in results):
+        return
+    yield "| steps | estimator | expected gradient, squared | variance | noise / signal | cosine | difference | ms |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for result in results:
+        for name, x in result["estimators"].items():
+            yield (
+                f"| {result['steps']:,} | {name} | {_text(x, 'gradient_square', '.2g')} | {_text(x, 'variance', '.2g')} "
+                f"| {_text(x, 'noise_to_signal', '.2g')} | {_text(x, 'cosine', '.3f')} | {x['difference']:.1e} "
+                f"| {x['milliseconds']:.1f} |"
+            )
+    yield ""
 
 
 def _branch_table(results: Sequence[dict[str, Any]]) -> Iterator[str]:

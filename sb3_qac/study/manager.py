@@ -27,7 +27,7 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_qac import QA2C, QPPO
+from sb3_qac import PQN, QA2C, QPPO
 from sb3_qac.common.buffers import DeviceRolloutBuffer
 from sb3_qac.common.curves import CurvesCallback
 from sb3_qac.common.env_util import to_ale_vec_env
@@ -246,8 +246,9 @@ def use_device_buffer(algorithm: type[BaseAlgorithm], hyperparams: dict[str, Any
     policy = hyperparams["policy"]
     # RL Zoo has replaced the path of a class by the class
     policy_class = algorithm.policy_aliases.get(policy, policy)
-    for_dict = isinstance(policy_class, type) and issubclass(policy_class, MultiInputActorCriticPolicy)
-    if issubclass(algorithm, A2C | PPO | QA2C | QPPO) and not for_dict:
+    for_dict = algorithm.policy_aliases.get("MultiInputPolicy", MultiInputActorCriticPolicy)
+    is_for_dict = isinstance(policy_class, type) and issubclass(policy_class, for_dict)
+    if issubclass(algorithm, A2C | PPO | QA2C | QPPO | PQN) and not is_for_dict:
         hyperparams.setdefault("rollout_buffer_class", DeviceRolloutBuffer)
 
 

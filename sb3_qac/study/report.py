@@ -49,6 +49,7 @@ DIAGNOSED = (
     "the same rollout, milliseconds for one gradient. Second table: the critic against the discounted returns G that "
     "followed. Standard errors are over blocks of rollouts and over environments."
 )
+NO_ACTOR = " PQN has no actor, and so no first table. Its policy is epsilon-greedy."
 PLAYED = (
     " Third table: every action was played from the same visited states, and the policy after it. Differences between two "
     "actions of a state, in Q and in the discounted returns: their root mean squares, slope of the regression of the returns' "
@@ -400,7 +401,9 @@ def _of_environment(env_id: str, groups: Groups, goal: float | None, heading: st
     diagnosed = [record for record in records_of(groups) if record.diagnosis]
     if diagnosed:
         played = any("branches" in point for record in diagnosed for point in record.diagnosis)
-        lines += [f"{heading} Estimators and critic", "", DIAGNOSED + (PLAYED if played else ""), ""]
+        no_actor = any(not point["estimators"] for record in diagnosed for point in record.diagnosis)
+        explained = DIAGNOSED + (NO_ACTOR if no_actor else "") + (PLAYED if played else "")
+        lines += [f"{heading} Estimators and critic", "", explained, ""]
     for record in diagnosed:
         lines += [f"{record.name}:", "", *diagnosis_tables(record.diagnosis), ""]
     return lines

@@ -90,6 +90,21 @@ def sample_qppo_params(trial: "optuna.Trial", *_: Any, **__: Any) -> dict[str, A
     return _arguments(trial)
 
 
+def sample_pqn_params(trial: "optuna.Trial", *_: Any, **__: Any) -> dict[str, Any]:
+    """Sampler for PQN."""
+    trial.suggest_int("n_steps_pow", 3, 8)
+    trial.suggest_int("batch_size_pow", 5, 10)
+    trial.suggest_int("n_epochs", 1, 8)
+    trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True)
+    trial.suggest_float("one_minus_gae_lambda", 0.01, 0.6, log=True)
+    _suggest_rate(trial, "learning_rate", 5e-5, 5e-3)
+    trial.suggest_float("exploration_fraction", 0.05, 0.8, log=True)
+    trial.suggest_float("exploration_final_eps", 0.001, 0.1, log=True)
+    trial.suggest_float("max_grad_norm", 0.3, 30, log=True)
+
+    return _arguments(trial)
+
+
 def sample_reinforce_params(trial: "optuna.Trial", *_: Any, **__: Any) -> dict[str, Any]:
     """Sampler for REINFORCE."""
     trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True)
@@ -101,4 +116,9 @@ def sample_reinforce_params(trial: "optuna.Trial", *_: Any, **__: Any) -> dict[s
     return _arguments(trial)
 
 
-SAMPLERS = {"qa2c": sample_qa2c_params, "qppo": sample_qppo_params, "reinforce": sample_reinforce_params}
+SAMPLERS = {
+    "qa2c": sample_qa2c_params,
+    "qppo": sample_qppo_params,
+    "pqn": sample_pqn_params,
+    "reinforce": sample_reinforce_params,
+}
