@@ -34,7 +34,7 @@ def env_of(toy=DISCRETE, n_envs=4, ep_length=20, **kwargs):
 
 def model_of(algorithm, env, policy="MlpPolicy", **kwargs):
     settings = dict(seed=0, device="cpu", gamma=0.5, learning_rate=3e-3)
-    settings |= {QA2C: dict(n_steps=5), QPPO: dict(n_steps=16), PQN: dict(n_steps=16, batch_size=64), REINFORCE: {}}[algorithm]
+    settings |= {QA2C: dict(n_steps=5), QPPO: dict(n_steps=16), PQN: dict(n_steps=16), REINFORCE: {}}[algorithm]
     settings["policy_kwargs"] = dict(net_arch=[32], optimizer_class=th.optim.Adam)
     return algorithm(policy, env, **settings | kwargs)
 

@@ -170,12 +170,13 @@ class EpsilonGreedyPolicy(MaskablePolicy, PixelPolicy):
         :param obs: Observation
         :return: ``Q(s, a)`` and ``log pi(a|s)`` of every action, shape (batch_size, n_actions) each
         """
-        q_values, allowed = self._allowed_q_values(obs)
-        greedy = th.zeros_like(q_values).scatter(1, q_values.argmax(dim=1, keepdim=True), 1.0)
-        explored = th.ones_like(q_values) if allowed is None else allowed.to(q_values.dtype)
-        explored = explored / explored.sum(dim=1, keepdim=True)
-        probs = self.exploration_rate * explored + (1 - self.exploration_rate) * greedy
-        return self.predict_q_values(obs) if allowed is not None else q_values, probs.log()
+        q_values = self.predict_q_values(obs)
+        allowed = self.joint_actions.allowed(self.masks_for(len(q_values)))
+        allowed = th.ones_like(q_values, dtype=th.bool) if allowed is None else allowed
+        best = q_values.masked_fill(~allowed, -math.inf).argmax(dim=1, keepdim=True)
+        greedy = th.zeros_like(q_values).scatter(1, best, 1.0)
+        probs = self.exploration_rate * allowed / allowed.sum(dim=1, keepdim=True) + (1 - self.exploration_rate) * greedy
+        return q_values, probs.log()
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         return self._choose(observation, deterministic)[0]

@@ -7,6 +7,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import LinearSchedule, explained_variance
 
+from sb3_qac.common.buffers import MaskableRolloutBuffer
 from sb3_qac.common.checks import (
     check_action_space,
     check_finite,
@@ -77,6 +78,8 @@ class PQN(MaskableOnPolicyAlgorithm):
     """
 
     policy: EpsilonGreedyPolicy  # type: ignore[assignment]
+    rollout_buffer: MaskableRolloutBuffer
+    rollout_buffer_base = MaskableRolloutBuffer
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": EpsilonGreedyPolicy,
         "CnnPolicy": EpsilonGreedyCnnPolicy,
