@@ -40,7 +40,8 @@ class PQN(MaskableOnPolicyAlgorithm):
     in the paper and in CleanRL, the optimizer is RAdam and the rate of exploration falls linearly.
 
     Differences from the paper's code and CleanRL's: an episode cut by a time limit bootstraps from its last observation, as
-    always in SB3; there it ends as any other. Their networks have layer normalization, which is an option of the features
+    always in SB3; there it ends as any other. CleanRL's targets are not cut at the end of an episode: they go on into the next
+    one with the weight lambda. Their networks have layer normalization, which is an option of the features
     extractors here and normalizes all units of a layer; the paper's code normalizes the channels of convolutions at each
     position on its own. The paper's code halves the squared error, so that its gradients are clipped at twice the norm.
     The defaults are CleanRL's for Atari games with 8 environments, but for the learning rate, which falls to 0 there, and the
