@@ -17,7 +17,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_qac import PQN, QA2C, QPPO, REINFORCE
-from sb3_qac.common.masks import check_masks, masks_from
+from sb3_qac.common.masks import check_masks, with_masks
 from sb3_qac.diagnose import diagnose_model
 from tests.test_resume import straight_and_resumed
 
@@ -334,9 +334,9 @@ def test_sb3s_evaluations_use_the_masks_within_learn(algorithm, tmp_path):
         model.learn(80, callbacks, use_masking=True)
     loaded = algorithm.load(tmp_path / "best_model.zip", device="cpu")
     evaluate_with_masks(loaded, env, 4)
-    with masks_from(eval_env, loaded):
-        evaluate_policy(loaded, eval_env, 4)
-    assert loaded.predicted_env is None
+    evaluate_policy(with_masks(loaded, eval_env), eval_env, 4)
+    single = Corridor()
+    evaluate_policy(with_masks(loaded, single), single, 2, warn=False)
     with pytest.raises(AssertionError, match="forbidden"):
         evaluate_policy(loaded, eval_env, 50, deterministic=False)
 

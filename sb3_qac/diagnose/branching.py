@@ -16,7 +16,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_integer
-from sb3_qac.common.masks import masks_from, masks_now
+from sb3_qac.common.masks import ask_for_masks, with_masks
 from sb3_qac.common.random_state import find_generators, generators_at
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.pqn import PQN
@@ -66,13 +66,14 @@ def play_all_actions(model: QA2C | QPPO | PQN, n_states: int, n_repeats: int, se
     rng, horizon = np.random.default_rng(seed), horizon_of(model.gamma)
     branches = []
     obs = env.reset()
-    with constant_weights(model.policy), masks_from(env, model):
+    player = with_masks(model, env) if model._is_masked else model
+    with constant_weights(model.policy):
         for _ in range(math.ceil(n_states / env.num_envs)):
             # At random moments, because episodes of the same length run in step
             for _ in range(rng.integers(max(horizon, SHORTEST_WALK))):
-                obs, _, _, _ = env.step(model.predict(obs, deterministic=False)[0])  # type: ignore[arg-type]
+                obs, _, _, _ = env.step(player.predict(obs, deterministic=False)[0])  # type: ignore[arg-type]
             state = get_state(env, "the environment")
-            with th.no_grad(), model.policy.masked(masks_now(model, env)):
+            with th.no_grad(), model.policy.masked(ask_for_masks(env) if model._is_masked else None):
                 q_values, log_probs = model.policy.evaluate_all_actions(model.policy.obs_to_tensor(obs)[0])  # type: ignore[arg-type]
                 found = model.policy.joint_actions.allowed(model.policy.action_masks)
             allowed = np.ones(q_values.shape, dtype=bool) if found is None else found.numpy(force=True)
@@ -83,7 +84,7 @@ def play_all_actions(model: QA2C | QPPO | PQN, n_states: int, n_repeats: int, se
                     th.manual_seed(repeat_seed)
                     # Where it is not allowed another one is played, whose return does not count
                     actions = np.where(allowed[:, action], action, allowed.argmax(axis=1))
-                    returns[repeat, :, action] = return_of(model, env, actions, horizon) * allowed[:, action]
+                    returns[repeat, :, action] = return_of(player, env, actions, horizon) * allowed[:, action]
             set_state(env, copy.deepcopy(state), "the environment")
             branches.append(Branches(q_values.numpy(force=True), log_probs.exp().numpy(force=True), returns, allowed))
     q_values, probs, all_returns, all_allowed = zip(*branches, strict=True)
@@ -101,9 +102,9 @@ def horizon_of(gamma: float) -> int:
     return LONGEST_HORIZON if gamma == 1 else min(math.ceil(math.log(SMALLEST_WEIGHT) / math.log(gamma)), LONGEST_HORIZON)
 
 
-def return_of(model: QA2C | QPPO | PQN, env: VecEnv, numbers: np.ndarray, horizon: int) -> np.ndarray:
+def return_of(model: Any, env: VecEnv, numbers: np.ndarray, horizon: int) -> np.ndarray:
     """
-    :param model: Model that plays after the first step
+    :param model: Model that plays after the first step, with masks if there are any
     :param env: Environments
     :param numbers: Numbers of the actions of the first step, shape (n_envs,)
     :param horizon: Number of steps
@@ -117,7 +118,7 @@ def return_of(model: QA2C | QPPO | PQN, env: VecEnv, numbers: np.ndarray, horizo
         weights *= model.gamma * np.logical_not(dones)
         if not weights.any():
             break
-        actions, _ = model.predict(obs, deterministic=False)  # type: ignore[arg-type]
+        actions, _ = model.predict(obs, deterministic=False)
     return returns
 
 

@@ -21,7 +21,8 @@ def judge_critic(q_values: np.ndarray, probs: np.ndarray, actions: np.ndarray, r
     """
     values = (probs * q_values).sum(axis=2)
     advantages, surprises = q_values - values[..., None], returns - values
-    improbable = probs < 0.5 / q_values.shape[2]
+    # Those that a mask forbids have probability 0
+    improbable = probs < 0.5 / (probs > 0).sum(axis=2, keepdims=True)
     result = {
         "entropy": float(-(probs * np.log(np.clip(probs, 1e-30, 1))).sum(axis=2).mean()),
         "explained_variance": float(explained_variance(take_actions(q_values, actions).ravel(), returns.ravel())),

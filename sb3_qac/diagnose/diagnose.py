@@ -6,7 +6,7 @@ import numpy as np
 import torch as th
 
 from sb3_qac.common.checks import check_number
-from sb3_qac.common.masks import MaskableOnPolicyAlgorithm, masks_now
+from sb3_qac.common.masks import MaskableOnPolicyAlgorithm, ask_for_masks
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.diagnose.branching import judge_branches, play_all_actions
 from sb3_qac.diagnose.critic import judge_critic
@@ -66,7 +66,7 @@ def diagnose_model(model: QA2C | QPPO | PQN, n_rollouts: int, n_states: int = 0,
     history = {name: np.concatenate(values) for name, values in kept.items()}
     history["actions"] = history["actions"][..., 0]
     assert model._last_obs is not None
-    with th.no_grad(), model.policy.masked(masks_now(model, env)):
+    with th.no_grad(), model.policy.masked(ask_for_masks(env) if model._is_masked else None):
         last_obs, _ = model.policy.obs_to_tensor(model._last_obs)
         last_values = model.policy.predict_values(last_obs).cpu().numpy().ravel()
     # An episode ends before the next one starts

@@ -52,7 +52,7 @@ def batch_of(model: QA2C | QPPO | PQN, data: MaskableSamples | AllActionSamples)
     :param data: Its rollout
     :return: inputs of the actor losses, with gradients
     """
-    with model.policy.masked(data.action_masks):
+    with model.policy.masked(data.action_masks if model._is_masked else None):
         q_values, log_probs = model.policy.evaluate_all_actions(data.observations)
     values = state_values(log_probs.exp(), q_values).detach()
     actions = model.policy.joint_actions.numbers(data.actions)

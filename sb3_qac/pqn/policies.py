@@ -123,10 +123,6 @@ class EpsilonGreedyPolicy(MaskablePolicy, PixelPolicy):
         :param deterministic: Whether to take greedy actions, instead of epsilon-greedy ones
         :return: action, value of the state (shape (batch_size, 1)), and zeros for the log probability of the action
         """
-        with self.masked(self.masks_of_rollout()):
-            return self._choose(obs, deterministic)
-
-    def _choose(self, obs: PyTorchObs, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         q_values, allowed = self._allowed_q_values(obs)
         values, numbers = q_values.max(dim=1)
         if not deterministic:
@@ -151,8 +147,7 @@ class EpsilonGreedyPolicy(MaskablePolicy, PixelPolicy):
         :param obs: Observation
         :return: ``max_a Q(s, a)``, shape (batch_size, 1)
         """
-        with self.masked(self.masks_of_rollout(of_values=True)):
-            return self._allowed_q_values(obs)[0].max(dim=1, keepdim=True).values
+        return self._allowed_q_values(obs)[0].max(dim=1, keepdim=True).values
 
     def predict_q_values(self, obs: PyTorchObs) -> th.Tensor:
         """
@@ -179,7 +174,7 @@ class EpsilonGreedyPolicy(MaskablePolicy, PixelPolicy):
         return q_values, probs.log()
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        return self._choose(observation, deterministic)[0]
+        return self(observation, deterministic)[0]
 
 
 class EpsilonGreedyCnnPolicy(EpsilonGreedyPolicy):

@@ -141,8 +141,7 @@ class ActorCriticQPolicy(MaskablePolicy, ActorCriticPolicy, PixelPolicy):  # typ
         :param deterministic: Whether to sample or use deterministic actions
         :return: action, value of the state (``V~``, shape (batch_size, 1)) and log probability of the action
         """
-        with self.masked(self.masks_of_rollout()):
-            _, q_values, log_probs = self._actor_critic(obs)
+        _, q_values, log_probs = self._actor_critic(obs)
         # Compiled code would be compiled again each time that the list has grown
         if not th.compiler.is_compiling() and self._evaluations is not None:
             self._evaluations.append((q_values, log_probs))
@@ -212,8 +211,7 @@ class ActorCriticQPolicy(MaskablePolicy, ActorCriticPolicy, PixelPolicy):  # typ
         :param obs: Observation
         :return: ``V~(s) = sum_a pi(a|s) Q(s, a)``, shape (batch_size, 1)
         """
-        with self.masked(self.masks_of_rollout(of_values=True)):
-            _, q_values, log_probs = self._actor_critic(obs)
+        _, q_values, log_probs = self._actor_critic(obs)
         return state_values(log_probs.exp(), q_values)
 
 

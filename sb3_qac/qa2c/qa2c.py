@@ -244,7 +244,8 @@ class QA2C(MaskableOnPolicyAlgorithm):
             returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
 
             # The weights have not changed since the rollout, so these are also its Q-values
-            with self.policy.masked(rollout_data.action_masks):
+            action_masks = rollout_data.action_masks if self._is_masked else None
+            with self.policy.masked(action_masks):
                 q_values, log_probs = self.policy.evaluate_all_actions(rollout_data.observations)  # (batch_size, n_actions)
             q_taken, log_prob_taken = q_values.gather(1, actions), log_probs.gather(1, actions)  # (batch_size, 1)
             values = state_values(log_probs.exp(), q_values).detach()  # (batch_size, 1)
@@ -276,7 +277,7 @@ class QA2C(MaskableOnPolicyAlgorithm):
             # Clip grad norm
             grad_norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
 
-            allowed = self.policy.joint_actions.allowed(rollout_data.action_masks)
+            allowed = self.policy.joint_actions.allowed(action_masks)
             diagnostics = {
                 "loss": loss,
                 "policy_loss": policy_loss,

@@ -278,7 +278,8 @@ class QPPO(MaskableOnPolicyAlgorithm):
                 actions = self.policy.joint_actions.numbers(rollout_data.actions)  # (batch_size, 1)
                 returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
 
-                with self.policy.masked(rollout_data.action_masks):
+                action_masks = rollout_data.action_masks if self._is_masked else None
+                with self.policy.masked(action_masks):
                     q_values, log_probs = self.policy.evaluate_all_actions(
                         rollout_data.observations
                     )  # (batch_size, n_actions)
@@ -317,7 +318,7 @@ class QPPO(MaskableOnPolicyAlgorithm):
                 # Clip grad norm
                 grad_norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
 
-                allowed = self.policy.joint_actions.allowed(rollout_data.action_masks)
+                allowed = self.policy.joint_actions.allowed(action_masks)
                 diagnostics = {
                     "loss": loss,
                     "policy_loss": policy_loss,

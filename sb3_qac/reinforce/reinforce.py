@@ -1,5 +1,6 @@
 import copy
 import warnings
+from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from sb3_qac.common.checks import (
     check_observation_space,
     check_policy_class,
 )
-from sb3_qac.common.masks import MaskableOnPolicyAlgorithm
+from sb3_qac.common.masks import MaskableOnPolicyAlgorithm, TellsMasks
 from sb3_qac.common.returns import discounted_returns
 from sb3_qac.reinforce.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 
@@ -187,18 +188,20 @@ class REINFORCE(MaskableOnPolicyAlgorithm):
         assert self._last_episode_starts is not None, "No previous observation was provided"
         # Switch to eval mode (this affects batch norm / dropout)
         self.policy.set_training_mode(False)
-        callback.on_rollout_start()
-        if not np.all(self._last_episode_starts):
-            self._last_obs = env.reset()  # type: ignore[assignment]
-        with self._masked_envs(env, rollout_buffer) as masked_env:
-            return self._play(masked_env, callback)
+        with self._masking(env, callback, rollout_buffer) as around:
+            return self._play(env, around)
 
     def _play(self, env: VecEnv, callback: BaseCallback) -> bool:
         """
-        :param env: Environments, at the start of episodes
+        :param env: Environments
         :param callback: Callback that will be called at each step
         :return: as ``collect_rollouts``
         """
+        callback.on_rollout_start()
+        if not np.all(self._last_episode_starts):
+            self._last_obs = env.reset()  # type: ignore[assignment]
+            if isinstance(callback, TellsMasks):
+                callback.ask()
         first = self.num_timesteps == self._num_timesteps_at_start
         all_observations: list[th.Tensor | TensorDict] = []
         all_actions, all_rewards, all_dones, played = [], [], [], []
@@ -216,8 +219,8 @@ class REINFORCE(MaskableOnPolicyAlgorithm):
             playing = n_done < self.n_episodes
             # Copies, because an environment may write its next observations and rewards into the same arrays
             obs_tensor = obs_as_tensor(copy.deepcopy(self._last_obs), self.device)  # type: ignore[arg-type]
-            action_masks = getattr(self.policy, "rollout_masks", None)
-            with th.no_grad(), self._masked(action_masks):
+            action_masks = getattr(self.policy, "action_masks", None)
+            with th.no_grad():
                 sampled, values, log_probs = self.policy(obs_tensor)
             actions = sampled.cpu().numpy()
             clipped_actions = self._for_env(actions)
@@ -281,7 +284,7 @@ class REINFORCE(MaskableOnPolicyAlgorithm):
 
         observations, actions, returns, n_episodes, action_masks = self._episodes
         self._episodes = None
-        with self._masked(action_masks):
+        with nullcontext() if action_masks is None else self._maskable_policy().masked(action_masks):
             values, log_prob, entropy = self.policy.evaluate_actions(observations, actions)
         values = values.flatten()
 

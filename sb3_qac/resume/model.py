@@ -51,7 +51,8 @@ MODEL_ATTRIBUTES = (
 # Further ones of SB3's: parts that have their state elsewhere, and what each start sets or is compared in another way
 MODEL_ATTRIBUTES_SKIPPED = frozenset(
     "env _vec_normalize_env observation_space action_space policy rollout_buffer policy_kwargs rollout_buffer_kwargs verbose "
-    "tensorboard_log seed start_time learning_rate _total_timesteps _custom_logger _stats_window_size".split()
+    "tensorboard_log seed start_time learning_rate _total_timesteps _custom_logger _stats_window_size use_masking "
+    "_is_masked".split()
 )
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num", "_num_timesteps_at_start")
 # Of a rollout buffer: those of the model, and how far the rollout has come

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_qac.common.checks import check_number
 from sb3_qac.common.files import make_folder
-from sb3_qac.common.masks import masks_from
+from sb3_qac.common.masks import with_masks
 from sb3_qac.common.torch_layers import LeanNatureCNN, constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import is_atari
 from sb3_qac.study.loading import ENVIRONMENT_ENTRIES, changed_entries, parse_config, read_config
@@ -121,8 +121,8 @@ def player_env(
         if render_mode is not None and not _renders(env, render_mode):
             raise ValueError(NO_IMAGES.format(env_id=run.env_id, mode=render_mode))
         model = ALGOS[run.algo].load(agent, device="cpu")
-        with constant_weights(model.policy), masks_from(env, model):
-            yield env, model
+        with constant_weights(model.policy):
+            yield env, with_masks(model, env)
     finally:
         env.close()
 
