@@ -14,11 +14,13 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb3_qac import PQN, QA2C, QPPO, REINFORCE
 from sb3_qac.common.masks import check_masks, with_masks
 from sb3_qac.diagnose import diagnose_model
+from sb3_qac.qa2c.policies import ActorCriticQPolicy
+from sb3_qac.resume import ExactCheckpointCallback
 from tests.test_resume import straight_and_resumed
 
 ALGORITHMS = [QA2C, QPPO, PQN, REINFORCE]
@@ -448,6 +450,181 @@ def test_masks_that_cannot_be_used_are_refused(masks, space, message):
         check_masks(masks, space)
     # Numbers as in PettingZoo are taken
     assert check_masks([np.array([1, 0], np.int8)], spaces.Discrete(2)).tolist() == [[True, False]]
+
+
+class Grows(Corridor):
+    """A callback may make it longer, so its masks change between two steps."""
+
+    longest = 2
+
+    def observe(self):
+        return np.array([min(self.place, 4)], np.float32)
+
+    def action_masks(self):
+        return [self.place > 0, self.place < self.longest]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.longest
+        return self.observe(), {}
+
+    def lengthen(self, by):
+        self.longest += by
+
+
+class Lengthens(BaseCallback):
+    def __init__(self, hook):
+        super().__init__()
+        self.hook, self.by = hook, 1
+
+    def _change(self, hook):
+        if hook == self.hook:
+            # The last place becomes the last but one, and the other way round: only one of the two may go right
+            self.training_env.env_method("lengthen", self.by)
+            self.by = -self.by
+
+    def _on_rollout_start(self):
+        self._change("start")
+
+    def _on_step(self):
+        self._change("step")
+        return True
+
+
+@pytest.mark.parametrize("hook", ["start", "step"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_callback_may_change_the_environment_and_with_it_the_masks(algorithm, hook):
+    """The environment refuses what is forbidden at the step."""
+    model_of(algorithm, make_vec_env(Grows, 2, seed=0)).learn(120, Lengthens(hook))
+
+
+class CallsThePolicy(BaseCallback):
+    """With other observations, and with those of the rollout, as callbacks that log values do."""
+
+    def _call(self):
+        with th.no_grad():
+            self.model.policy(th.zeros(9, 1))
+            self.model.policy.predict_values(th.zeros(9, 1))
+            self.model.predict(np.zeros((3, 1), np.float32))
+            if (obs := self.locals.get("new_obs")) is not None:
+                self.model.policy.predict_values(th.as_tensor(obs))
+
+    def _on_rollout_start(self):
+        self._call()
+
+    def _on_step(self):
+        self._call()
+        return True
+
+    def _on_rollout_end(self):
+        self._call()
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+@pytest.mark.parametrize("algorithm", [QPPO, PQN])
+def test_a_callback_may_call_the_policy_and_changes_nothing(algorithm, n_envs):
+    """Greedy and without exploration, so that its calls draw nothing that the run needs; rewards have the bootstrap."""
+    found = []
+    for callback in (None, CallsThePolicy()):
+        kwargs = dict(exploration_initial_eps=0.0, exploration_final_eps=0.0) if algorithm is PQN else {}
+        model = model_of(algorithm, make_vec_env(lambda: Corridor(n_actions=4), n_envs, seed=0), n_epochs=1, **kwargs)
+        model.policy.forward = (lambda original: lambda obs, *_: original(obs, True))(model.policy.forward)
+        model.learn(16 * n_envs, callback)
+        found.append(model.rollout_buffer)
+    for name in ("rewards", "values", "actions"):
+        np.testing.assert_array_equal(getattr(found[0], name), getattr(found[1], name))
+
+
+class OwnForward(ActorCriticQPolicy):
+    def forward(self, obs, deterministic=False):
+        distribution, q_values, log_probs = self._actor_critic(obs)
+        actions = distribution.get_actions(deterministic=deterministic)
+        return actions, (log_probs.exp() * q_values).sum(dim=1, keepdim=True), distribution.log_prob(actions)
+
+    def predict_values(self, obs):
+        q_values, log_probs = self.evaluate_all_actions(obs)
+        return (log_probs.exp() * q_values).sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("algorithm", [QA2C, QPPO])
+def test_a_policy_with_a_forward_of_its_own_is_masked(algorithm):
+    found = []
+    for policy in ("MlpPolicy", OwnForward):
+        model = model_of(algorithm, make_vec_env(Corridor, 2, seed=0), policy).learn(80)
+        found.append(th.nn.utils.parameters_to_vector(model.policy.parameters()))
+    # They draw alike, so they learn alike
+    th.testing.assert_close(*found)
+
+
+class NotAMethod(Corridor):
+    def __init__(self, value, **kwargs):
+        super().__init__(**kwargs)
+        self.action_masks = value
+
+    def step(self, action):
+        self.n += 1
+        return self.observe(), float(action), self.n >= 6, False, {}
+
+
+@pytest.mark.parametrize("value", [None, np.ones(2)], ids=["None", "array"])
+def test_an_attribute_that_is_no_method_is_no_mask(value):
+    model_of(QA2C, make_vec_env(lambda: NotAMethod(value), 2)).learn(20)
+
+
+def test_environments_of_which_some_have_masks_are_refused():
+    env = DummyVecEnv([lambda: Corridor(), lambda: NotAMethod(None)])
+    with pytest.raises(ValueError, match=r"Of 2 environments, only \[0\] have `action_masks`"):
+        model_of(QA2C, env).learn(10)
+
+
+def test_continuous_actions_have_no_masks():
+    env = make_vec_env("Pendulum-v1", 2, wrapper_class=lambda env: ActionMasker(env, lambda _: [True]))
+    model = model_of(REINFORCE, env).learn(400)
+    with pytest.raises(ValueError, match="Only finite actions can be masked, but the action space is Box"):
+        model.predict(env.reset(), action_masks=[True])
+
+
+def test_an_evaluation_shares_its_masks_with_no_other():
+    """A nested evaluation has another environment, and sb3-contrib's does as it is told."""
+    plain = make_vec_env(lambda: NotAMethod(None), 3)
+    inner = EvalCallback(plain, eval_freq=1, n_eval_episodes=3, verbose=0)
+    asked = make_vec_env(Fickle, 1)
+    unmasked = MaskableEvalCallback(asked, eval_freq=10, n_eval_episodes=1, verbose=0, use_masking=False)
+    outer = EvalCallback(make_vec_env(Corridor, 1), eval_freq=10, n_eval_episodes=1, verbose=0, callback_after_eval=inner)
+    model_of(QA2C, make_vec_env(Corridor, 2)).learn(60, [outer, unmasked])
+    assert not hasattr(asked.unwrapped.envs[0].unwrapped, "asked")
+
+
+@pytest.mark.parametrize(
+    ("toy", "masks", "only"),
+    [
+        ((InvalidActionEnvMultiDiscrete, dict(dims=[2, 2])), [[1, 0], [0, 1]], [0, 1]),
+        ((InvalidActionEnvMultiDiscrete, dict(dims=[2, 2])), [1, 0, 0, 1], [0, 1]),
+        ((InvalidActionEnvMultiBinary, dict(dims=2)), [[0, 1], [1, 0]], [1, 0]),
+    ],
+)
+def test_a_mask_may_have_a_row_for_each_component(toy, masks, only):
+    """As for MaskablePPO."""
+    model = model_of(QPPO, env_of(toy))
+    obs = model.get_env().reset()[0]
+    assert model.predict(obs, action_masks=masks)[0].tolist() == only
+    assert model.predict(np.stack([obs, obs]), action_masks=np.array([masks, masks]))[0].tolist() == [only, only]
+
+
+def test_a_resumed_run_masks_as_its_learn_says(tmp_path):
+    class Stops(BaseCallback):
+        def __init__(self, at):
+            super().__init__()
+            self.at = at
+
+        def _on_step(self):
+            return self.num_timesteps < self.at
+
+    for at, use_masking in ((80, False), (160, True)):
+        model = model_of(QA2C, make_vec_env(lambda: NotAMethod(None), 2, seed=0))
+        checkpoints = ExactCheckpointCallback(tmp_path, save_freq=32, verbose=0)
+        model.learn(400, [checkpoints, Stops(at)], use_masking=use_masking)
+        assert model.use_masking == use_masking
 
 
 class Fickle(Corridor):
