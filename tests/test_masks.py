@@ -1,5 +1,7 @@
 """Action masks by sb3-contrib's convention; its tests of MaskablePPO are among these, adapted."""
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -625,6 +627,16 @@ def test_a_resumed_run_masks_as_its_learn_says(tmp_path):
         checkpoints = ExactCheckpointCallback(tmp_path, save_freq=32, verbose=0)
         model.learn(400, [checkpoints, Stops(at)], use_masking=use_masking)
         assert model.use_masking == use_masking
+
+
+def test_a_model_with_masks_is_the_model_in_everything_else():
+    env = make_vec_env(Corridor, 2)
+    model = model_of(QA2C, env)
+    masked = with_masks(model, env)
+    masked.ent_coef = 0.5
+    assert model.ent_coef == 0.5 and masked.policy is model.policy and copy.copy(masked).policy is model.policy
+    # Without masks there is nothing to add
+    assert with_masks(model, make_vec_env(IdentityEnv, 2)) is model
 
 
 class Fickle(Corridor):

@@ -344,10 +344,16 @@ class _WithMasks:
     """A model that asks environments for the masks of each prediction; everything else is the model's."""
 
     def __init__(self, model: Any, env: GymEnv) -> None:
-        self._model, self._env = model, env
+        vars(self).update(_model=model, _env=env)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("_model", "_env"):
+            # Not there yet: a copy is being made
+            raise AttributeError(name)
         return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._model, name, value)
 
     def predict(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         return self._model.predict(*args, **{"action_masks": ask_for_masks(self._env), **kwargs})
