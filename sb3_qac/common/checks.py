@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-# With so many a step of QPPO takes 17 times as long as with 16, and with four times as many 70 times (small networks, one core)
+# With so many a step of QPPO takes 17 times as long as with 16, with four times as many 70 times (small networks, one core)
 MAX_ACTIONS = 4096
 
 
