@@ -17,7 +17,6 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_qac import PQN, QA2C, QPPO
@@ -67,15 +66,15 @@ class ConnectFour(gym.Env):
         return self._observe(), float(self.game.rewards[self.player]) if ended else 0.0, ended, False, {}
 
 
-def make_model(name: str, learning_rate: float, seed: int) -> BaseAlgorithm:
+def make_model(name: str, learning_rate: float, seed: int) -> Any:
     """
     The settings of each algorithm's preset for every environment, and of PPO's defaults with as many environments. All have
     two layers of 64 units for the actor and for the critic, or for Q.
     """
     env = make_vec_env(ConnectFour, N_ENVS, seed=seed)
     rate = f"lin_{learning_rate}"
-    common = dict(seed=seed, device="cpu", policy_kwargs=dict(net_arch=[64, 64]))
-    rollout = dict(n_steps=64, batch_size=128, n_epochs=10)
+    common: dict[str, Any] = dict(seed=seed, device="cpu", policy_kwargs=dict(net_arch=[64, 64]))
+    rollout: dict[str, Any] = dict(n_steps=64, batch_size=128, n_epochs=10)
     if name == "maskable_ppo":
         return MaskablePPO("MlpPolicy", env, lambda left: left * learning_rate, ent_coef=0.01, **rollout, **common)
     if name == "qppo":
@@ -84,7 +83,7 @@ def make_model(name: str, learning_rate: float, seed: int) -> BaseAlgorithm:
         rollout["n_epochs"] = 4
         return PQN("MlpPolicy", env, rate, exploration_fraction=0.5, exploration_final_eps=0.05, **rollout, **common)
     assert name == "qa2c"
-    kwargs = dict(optimizer_class=th.optim.RMSprop, optimizer_kwargs=dict(alpha=0.99, eps=1e-5), dueling=True)
+    kwargs: dict[str, Any] = dict(optimizer_class=th.optim.RMSprop, optimizer_kwargs=dict(alpha=0.99, eps=1e-5), dueling=True)
     common["policy_kwargs"] = {**kwargs, "net_arch": [64, 64]}
     return QA2C("MlpPolicy", env, rate, n_steps=16, pg_coef=1.0, ent_coef=0.01, vf_coef=0.5, beta=1.0, **common)
 
