@@ -62,8 +62,8 @@ def model_of(algorithm, env, **kwargs):
 @pytest.mark.parametrize(
     ("algorithm", "env_class"),
     [
-        (QA2C, IdentityEnvMultiBinary),
-        pytest.param(PQN, IdentityEnvMultiDiscrete, marks=pytest.mark.slow),
+        (PQN, IdentityEnvMultiDiscrete),
+        pytest.param(QA2C, IdentityEnvMultiBinary, marks=pytest.mark.slow),
         *(
             pytest.param(*pair, marks=pytest.mark.slow)
             for pair in ((QA2C, IdentityEnvMultiDiscrete), (PQN, IdentityEnvMultiBinary), (QPPO, IdentityEnvMultiDiscrete))

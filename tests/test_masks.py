@@ -48,7 +48,6 @@ def model_of(algorithm, env, policy="MlpPolicy", **kwargs):
     [
         (QA2C, DISCRETE),
         (PQN, MULTI_BINARY),
-        (REINFORCE, MULTI_DISCRETE),
         *(
             pytest.param(algorithm, toy, marks=pytest.mark.slow)
             for algorithm, toy in (
@@ -61,6 +60,7 @@ def model_of(algorithm, env, policy="MlpPolicy", **kwargs):
                 (PQN, MULTI_DISCRETE),
                 (REINFORCE, DISCRETE),
                 (REINFORCE, MULTI_BINARY),
+                (REINFORCE, MULTI_DISCRETE),
             )
         ),
     ],
