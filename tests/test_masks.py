@@ -13,13 +13,16 @@ from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_w
 from sb3_contrib.common.maskable.utils import get_action_masks
 from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.distributions import make_proba_distribution
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb3_qac import PQN, QA2C, QPPO, REINFORCE
-from sb3_qac.common.masks import check_masks, with_masks
+from sb3_qac.common.actions import JointActions
+from sb3_qac.common.losses import all_action_policy_loss, negative_entropy
+from sb3_qac.common.masks import check_masks, mask_distribution, with_masks
 from sb3_qac.diagnose import diagnose_model
 from sb3_qac.qa2c.policies import ActorCriticQPolicy
 from sb3_qac.resume import ExactCheckpointCallback
@@ -637,6 +640,19 @@ def test_a_model_with_masks_is_the_model_in_everything_else():
     assert model.ent_coef == 0.5 and masked.policy is model.policy and copy.copy(masked).policy is model.policy
     # Without masks there is nothing to add
     assert with_masks(model, make_vec_env(IdentityEnv, 2)) is model
+
+
+@pytest.mark.parametrize("dtype", [th.float16, th.bfloat16, th.float32, th.float64], ids=str)
+@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.MultiDiscrete([3, 2])], ids=str)
+def test_forbidden_actions_have_probability_and_gradient_of_exactly_zero(space, dtype):
+    logits = th.randn(7, 5).to(dtype).requires_grad_()
+    masks = th.tensor([[True, False, True, True, False]]).expand(7, 5)
+    joint = JointActions(space)
+    log_probs = joint.log_probs(mask_distribution(make_proba_distribution(space), logits, masks))
+    assert (log_probs.exp()[~joint.allowed(masks)] == 0).all()
+    loss = all_action_policy_loss(log_probs, th.randn(log_probs.shape).to(dtype)) + negative_entropy(log_probs)
+    (gradient,) = th.autograd.grad(loss, logits)
+    assert loss.isfinite() and (gradient[~masks] == 0).all() and (gradient[masks] != 0).any()
 
 
 class Fickle(Corridor):
