@@ -107,8 +107,10 @@ def combined_with(base_class: type[RolloutBuffer], buffer_class: type[RolloutBuf
     """
     if not (isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer)):
         raise ValueError(f"`rollout_buffer_class` must be a subclass of SB3's `RolloutBuffer`, but {buffer_class} was given.")
-    if issubclass(base_class, buffer_class) or issubclass(buffer_class, base_class):
-        return base_class if issubclass(base_class, buffer_class) else buffer_class
+    if issubclass(base_class, buffer_class):
+        return base_class
+    if issubclass(buffer_class, base_class):
+        return buffer_class
     return type(f"{base_class.__name__.removesuffix('RolloutBuffer')}{buffer_class.__name__}", (base_class, buffer_class), {})
 
 

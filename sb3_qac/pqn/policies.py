@@ -137,8 +137,11 @@ class EpsilonGreedyPolicy(MaskablePolicy, PixelPolicy):
     def _allowed_q_values(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         """:return: ``Q(s, a)``, minus infinity for actions that are not allowed; and which are, None for all"""
         q_values = self.predict_q_values(obs)
-        allowed = self.joint_actions.allowed(self.masks_for(len(q_values)))
+        allowed = self._allowed(q_values)
         return q_values if allowed is None else q_values.masked_fill(~allowed, -math.inf), allowed
+
+    def _allowed(self, q_values: th.Tensor) -> th.Tensor | None:
+        return self.joint_actions.allowed(self.masks_for(len(q_values)))
 
     def predict_values(self, obs: PyTorchObs) -> th.Tensor:
         """
@@ -166,7 +169,7 @@ class EpsilonGreedyPolicy(MaskablePolicy, PixelPolicy):
         :return: ``Q(s, a)`` and ``log pi(a|s)`` of every action, shape (batch_size, n_actions) each
         """
         q_values = self.predict_q_values(obs)
-        allowed = self.joint_actions.allowed(self.masks_for(len(q_values)))
+        allowed = self._allowed(q_values)
         allowed = th.ones_like(q_values, dtype=th.bool) if allowed is None else allowed
         best = q_values.masked_fill(~allowed, -math.inf).argmax(dim=1, keepdim=True)
         greedy = th.zeros_like(q_values).scatter(1, best, 1.0)
