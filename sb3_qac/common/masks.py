@@ -24,6 +24,7 @@ from sb3_qac.common.actions import components_of
 from sb3_qac.common.buffers import MaskableRolloutBuffer, combined_with
 from sb3_qac.common.nested_callbacks import flatten
 from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm, explain_nan
+from sb3_qac.common.torch_layers import constant_weights
 
 # As in sb3-contrib. It is finite, but its exponential is exactly 0
 FORBIDDEN = -1e8
@@ -284,7 +285,8 @@ class MaskableOnPolicyAlgorithm(ScheduledOnPolicyAlgorithm):
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
-        with self._masking(env, callback, rollout_buffer) as around:
+        # The weights are the same for the whole rollout
+        with constant_weights(self.policy), self._masking(env, callback, rollout_buffer) as around:
             return super().collect_rollouts(env, around, rollout_buffer, n_rollout_steps)
 
     @contextmanager

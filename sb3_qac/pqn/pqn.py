@@ -20,7 +20,6 @@ from sb3_qac.common.checks import (
 )
 from sb3_qac.common.losses import critic_loss
 from sb3_qac.common.masks import MaskableOnPolicyAlgorithm
-from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.pqn.policies import EpsilonGreedyCnnPolicy, EpsilonGreedyMultiInputPolicy, EpsilonGreedyPolicy
 
 SelfPQN = TypeVar("SelfPQN", bound="PQN")
@@ -178,9 +177,7 @@ class PQN(MaskableOnPolicyAlgorithm):
         rate = LinearSchedule(initial, final, self.exploration_fraction)(self._current_progress_remaining)
         self.policy.exploration_rate.fill_(rate)
         self.logger.record("rollout/exploration_rate", rate)
-        # The weights are the same for the whole rollout
-        with constant_weights(self.policy):
-            return super().collect_rollouts(*args, **kwargs)
+        return super().collect_rollouts(*args, **kwargs)
 
     def train(self) -> None:
         """

@@ -30,7 +30,6 @@ from sb3_qac.common.losses import (
 )
 from sb3_qac.common.masks import MaskableOnPolicyAlgorithm
 from sb3_qac.common.schedules import check_schedule
-from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
 SelfQA2C = TypeVar("SelfQA2C", bound="QA2C")
@@ -219,11 +218,6 @@ class QA2C(MaskableOnPolicyAlgorithm):
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorCriticQPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
-
-    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
-        # The weights are the same for the whole rollout
-        with constant_weights(self.policy):
-            return super().collect_rollouts(*args, **kwargs)
 
     def train(self) -> None:
         """

@@ -34,7 +34,6 @@ from sb3_qac.common.losses import (
 )
 from sb3_qac.common.masks import MaskableOnPolicyAlgorithm
 from sb3_qac.common.schedules import check_schedule, current_value
-from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.qa2c.policies import ActorCriticQCnnPolicy, ActorCriticQPolicy, MultiInputActorCriticQPolicy
 
 SelfQPPO = TypeVar("SelfQPPO", bound="QPPO")
@@ -233,8 +232,7 @@ class QPPO(MaskableOnPolicyAlgorithm):
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
-        # The weights are the same for the whole rollout
-        with constant_weights(self.policy), self.policy.keep_evaluations() as evaluations:
+        with self.policy.keep_evaluations() as evaluations:
             self.rollout_buffer.evaluate_rollout = lambda: self._evaluate_rollout(evaluations)
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
 
