@@ -20,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb3_qac import PQN, QA2C, QPPO, REINFORCE
-from sb3_qac.common.actions import JointActions
+from sb3_qac.common.actions import JointActions, JointDistribution
 from sb3_qac.common.losses import all_action_policy_loss, negative_entropy
 from sb3_qac.common.masks import check_masks, mask_distribution, with_masks
 from sb3_qac.diagnose import diagnose_model
@@ -648,7 +648,8 @@ def test_forbidden_actions_have_probability_and_gradient_of_exactly_zero(space, 
     logits = th.randn(7, 5).to(dtype).requires_grad_()
     masks = th.tensor([[True, False, True, True, False]]).expand(7, 5)
     joint = JointActions(space)
-    log_probs = joint.log_probs(mask_distribution(make_proba_distribution(space), logits, masks))
+    unmasked = make_proba_distribution(space) if isinstance(space, spaces.Discrete) else JointDistribution(joint)
+    log_probs = mask_distribution(unmasked, logits, masks).distribution.logits
     assert (log_probs.exp()[~joint.allowed(masks)] == 0).all()
     loss = all_action_policy_loss(log_probs, th.randn(log_probs.shape).to(dtype)) + negative_entropy(log_probs)
     (gradient,) = th.autograd.grad(loss, logits)

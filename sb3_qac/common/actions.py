@@ -1,13 +1,13 @@
 """The actions of a finite space, numbered: the critic has a value for each of them, and the actor's sum goes over all."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.distributions import CategoricalDistribution
 from torch import nn
-from torch.nn import functional as F
+from torch.distributions import Categorical
 
 
 def components_of(action_space: spaces.Space) -> tuple[int, ...]:
@@ -45,6 +45,7 @@ class JointActions(nn.Module):
     strides: th.Tensor
     components: th.Tensor
     columns: th.Tensor
+    one_hot: th.Tensor
 
     def __init__(self, action_space: spaces.Space) -> None:
         super().__init__()
@@ -52,12 +53,17 @@ class JointActions(nn.Module):
         self.is_discrete = isinstance(action_space, spaces.Discrete)
         self.n = math.prod(sizes)
         values = np.stack(np.unravel_index(np.arange(self.n), sizes), axis=1)  # (n, n_components)
+        columns = values + np.cumsum((0, *sizes[:-1]))
+        is_binary = isinstance(action_space, spaces.MultiBinary)
+        one_hot = values.T if is_binary else np.eye(sum(sizes))[:, columns].sum(axis=2)
         # Not in saved models, which have them from the space
         for name, array in {
             "strides": np.cumprod((1, *sizes[:0:-1]))[::-1].copy(),
             "components": values,
             # Of each component of each action, among the values of all components one after the other
-            "columns": values + np.cumsum((0, *sizes[:-1])),
+            "columns": columns,
+            # Whether an action has a value, shape (n_values, n); of a bit only 1 has a logit, that of 0 is 0
+            "one_hot": one_hot.astype(np.float32),
         }.items():
             self.register_buffer(name, th.as_tensor(array), persistent=False)
 
@@ -84,18 +90,43 @@ class JointActions(nn.Module):
         """
         return None if action_masks is None else action_masks[:, self.columns].all(dim=2)
 
-    def log_probs(self, distribution: Any) -> th.Tensor:
+
+class JointDistribution(CategoricalDistribution):
+    """
+    Distribution of the actions of a ``MultiDiscrete`` or ``MultiBinary`` space, whose components are independent as in SB3's:
+    ``pi(a|s) = prod_i pi_i(a_i|s)``. It has the parameters of SB3's distribution, but is one distribution over all joint
+    actions: its ``distribution.logits`` are their log probabilities, shape (batch_size, n_actions).
+
+    :param joint_actions: The joint actions
+    """
+
+    def __init__(self, joint_actions: JointActions) -> None:
+        super().__init__(joint_actions.n)
+        self.joint_actions = joint_actions
+
+    def proba_distribution(self, action_logits: th.Tensor) -> "JointDistribution":
+        return self.of_joint_logits(self.joint_logits(action_logits))
+
+    def joint_logits(self, action_logits: th.Tensor) -> th.Tensor:
         """
-        :param distribution: SB3's distribution of the actions, ``log pi(a|s) = sum_i log pi_i(a_i|s)``
-        :return: ``log pi(a|s)`` of every joint action, shape (batch_size, n_actions)
+        :param action_logits: Parameters of SB3's distribution, shape (batch_size, n_values), or (batch_size, n_bits)
+        :return: logits of the joint actions: the sum over their components, shape (batch_size, n_actions)
         """
-        found = distribution.distribution
-        if self.is_discrete:
-            # ``Categorical`` normalizes its logits: they are the log probabilities
-            return found.logits
-        if isinstance(found, list):
-            of_values = th.cat([component.logits for component in found], dim=1)
-        else:
-            # Of 0 and of 1 for each bit
-            of_values = F.logsigmoid(th.stack((-found.logits, found.logits), dim=2)).flatten(1)
-        return of_values[:, self.columns].sum(dim=2)
+        return action_logits @ self.joint_actions.one_hot.to(action_logits.dtype)
+
+    def of_joint_logits(self, joint_logits: th.Tensor) -> "JointDistribution":
+        """
+        :param joint_logits: Shape (batch_size, n_actions)
+        :return: the distribution with these logits
+        """
+        self.distribution = Categorical(logits=joint_logits)
+        return self
+
+    def log_prob(self, actions: th.Tensor) -> th.Tensor:
+        return self.distribution.log_prob(self.joint_actions.numbers(actions).squeeze(-1))
+
+    def sample(self) -> th.Tensor:
+        return self.joint_actions.actions(self.distribution.sample())
+
+    def mode(self) -> th.Tensor:
+        return self.joint_actions.actions(self.distribution.probs.argmax(dim=1))

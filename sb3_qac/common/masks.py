@@ -20,7 +20,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
-from sb3_qac.common.actions import components_of
+from sb3_qac.common.actions import JointDistribution, components_of
 from sb3_qac.common.buffers import MaskableRolloutBuffer, combined_with
 from sb3_qac.common.nested_callbacks import flatten
 from sb3_qac.common.schedules import ScheduledOnPolicyAlgorithm, explain_nan
@@ -105,6 +105,9 @@ def mask_distribution(distribution: Distribution, logits: th.Tensor, action_mask
     :return: the distribution without what is not allowed: there probability and gradient are exactly 0
     """
     forbidden = max(FORBIDDEN, th.finfo(logits.dtype).min)
+    if isinstance(distribution, JointDistribution):
+        allowed = distribution.joint_actions.allowed(action_masks)
+        return distribution.of_joint_logits(distribution.joint_logits(logits).masked_fill(~allowed, forbidden))
     if isinstance(distribution, BernoulliDistribution):
         zero, one = action_masks.unflatten(1, (-1, 2)).unbind(2)
         logits = logits.masked_fill(~one, forbidden).masked_fill(~zero, -forbidden)

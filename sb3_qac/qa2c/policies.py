@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_qac.common.actions import JointActions
+from sb3_qac.common.actions import JointActions, JointDistribution
 from sb3_qac.common.checks import check_action_space, check_choice
 from sb3_qac.common.losses import state_values
 from sb3_qac.common.masks import MaskablePolicy
@@ -105,6 +105,8 @@ class ActorCriticQPolicy(MaskablePolicy, ActorCriticPolicy, PixelPolicy):  # typ
         super()._build(lr_schedule)
         del self.value_net
         self.joint_actions = JointActions(self.action_space)
+        if not isinstance(self.action_space, spaces.Discrete):
+            self.action_dist = JointDistribution(self.joint_actions)
         head = DuelingHead if self.dueling else nn.Linear
         self.q_net = head(self.mlp_extractor.latent_dim_vf, self.joint_actions.n)
         if self.ortho_init:
@@ -131,7 +133,8 @@ class ActorCriticQPolicy(MaskablePolicy, ActorCriticPolicy, PixelPolicy):  # typ
             latent_pi = self.mlp_extractor.forward_actor(pi_features)
             latent_vf = self.mlp_extractor.forward_critic(vf_features)
         distribution = self._get_action_dist_from_latent(latent_pi)
-        return distribution, self.q_net(latent_vf), self.joint_actions.log_probs(distribution)
+        # ``Categorical`` normalizes its logits: they are the log probabilities
+        return distribution, self.q_net(latent_vf), distribution.distribution.logits
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
