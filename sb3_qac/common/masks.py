@@ -106,8 +106,9 @@ def mask_distribution(distribution: Distribution, logits: th.Tensor, action_mask
     """
     forbidden = max(FORBIDDEN, th.finfo(logits.dtype).min)
     if isinstance(distribution, JointDistribution):
-        allowed = distribution.joint_actions.allowed(action_masks)
-        return distribution.of_joint_logits(distribution.joint_logits(logits).masked_fill(~allowed, forbidden))
+        joint_logits = distribution.joint_logits(logits)
+        allowed: Any = distribution.joint_actions.allowed(action_masks)
+        return distribution.of_joint_logits(joint_logits.where(allowed, forbidden))
     if isinstance(distribution, BernoulliDistribution):
         zero, one = action_masks.unflatten(1, (-1, 2)).unbind(2)
         logits = logits.masked_fill(~one, forbidden).masked_fill(~zero, -forbidden)

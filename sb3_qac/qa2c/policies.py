@@ -132,7 +132,7 @@ class ActorCriticQPolicy(MaskablePolicy, ActorCriticPolicy, PixelPolicy):  # typ
             pi_features, vf_features = features
             latent_pi = self.mlp_extractor.forward_actor(pi_features)
             latent_vf = self.mlp_extractor.forward_critic(vf_features)
-        distribution = self._get_action_dist_from_latent(latent_pi)
+        distribution: Any = self._get_action_dist_from_latent(latent_pi)
         # ``Categorical`` normalizes its logits: they are the log probabilities
         return distribution, self.q_net(latent_vf), distribution.distribution.logits
 
