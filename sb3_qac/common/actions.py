@@ -7,7 +7,6 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import CategoricalDistribution
 from torch import nn
-from torch.distributions import Categorical
 
 
 def components_of(action_space: spaces.Space) -> tuple[int, ...]:
@@ -54,15 +53,19 @@ class JointActions(nn.Module):
         self.n = math.prod(sizes)
         values = np.stack(np.unravel_index(np.arange(self.n), sizes), axis=1)  # (n, n_components)
         columns = values + np.cumsum((0, *sizes[:-1]))
-        is_binary = isinstance(action_space, spaces.MultiBinary)
-        one_hot = values.T if is_binary else np.eye(sum(sizes))[:, columns].sum(axis=2)
+        # Whether an action has a value, shape (n_values, n); of a bit only 1 has a logit, that of 0 is 0. ``Discrete`` has no need
+        if self.is_discrete:
+            one_hot = np.empty((0, self.n))
+        elif isinstance(action_space, spaces.MultiBinary):
+            one_hot = values.T
+        else:
+            one_hot = np.eye(sum(sizes))[:, columns].sum(axis=2)
         # Not in saved models, which have them from the space
         for name, array in {
             "strides": np.cumprod((1, *sizes[:0:-1]))[::-1].copy(),
             "components": values,
             # Of each component of each action, among the values of all components one after the other
             "columns": columns,
-            # Whether an action has a value, shape (n_values, n); of a bit only 1 has a logit, that of 0 is 0
             "one_hot": one_hot.astype(np.float32),
         }.items():
             self.register_buffer(name, th.as_tensor(array), persistent=False)
@@ -119,14 +122,14 @@ class JointDistribution(CategoricalDistribution):
         :param joint_logits: Shape (batch_size, n_actions)
         :return: the distribution with these logits
         """
-        self.distribution = Categorical(logits=joint_logits)
+        super().proba_distribution(joint_logits)
         return self
 
     def log_prob(self, actions: th.Tensor) -> th.Tensor:
-        return self.distribution.log_prob(self.joint_actions.numbers(actions).squeeze(-1))
+        return super().log_prob(self.joint_actions.numbers(actions).squeeze(-1))
 
     def sample(self) -> th.Tensor:
-        return self.joint_actions.actions(self.distribution.sample())
+        return self.joint_actions.actions(super().sample())
 
     def mode(self) -> th.Tensor:
-        return self.joint_actions.actions(self.distribution.probs.argmax(dim=1))
+        return self.joint_actions.actions(super().mode())
