@@ -53,7 +53,7 @@ class JointActions(nn.Module):
         self.n = math.prod(sizes)
         values = np.stack(np.unravel_index(np.arange(self.n), sizes), axis=1)  # (n, n_components)
         columns = values + np.cumsum((0, *sizes[:-1]))
-        # Whether an action has a value, shape (n_values, n); of a bit only 1 has a logit, that of 0 is 0. ``Discrete`` has no need
+        # Whether an action has a value, shape (n_values, n); of a bit only 1 has a logit, that of 0 is 0. Not for ``Discrete``
         if self.is_discrete:
             one_hot = np.empty((0, self.n))
         elif isinstance(action_space, spaces.MultiBinary):
