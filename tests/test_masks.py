@@ -75,6 +75,17 @@ def test_the_toy_environments_of_sb3_contrib_are_learned(algorithm, toy):
     assert evaluate_with_masks(model, env, 40)[0] > 14
 
 
+def test_logged_state_value_of_pqn_is_that_of_allowed_actions():
+    model = model_of(PQN, env_of(), n_epochs=1, batch_size=64, learning_rate=0.0)
+    with th.no_grad():
+        model.policy.q_net.weight.zero_()
+        model.policy.q_net.bias.copy_(th.arange(20))
+    model.learn(64)
+    best = (model.rollout_buffer.action_masks.numpy() * np.arange(20)).max(axis=-1)
+    assert best.min() < 19
+    assert model.logger.name_to_value["train/state_value"] == pytest.approx(best.mean())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_many_actions_are_not_learned_without_their_masks(algorithm):

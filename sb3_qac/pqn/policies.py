@@ -123,7 +123,7 @@ class EpsilonGreedyPolicy(MaskablePolicy, PixelPolicy):
         :param deterministic: Whether to take greedy actions, instead of epsilon-greedy ones
         :return: action, value of the state (shape (batch_size, 1)), and zeros for the log probability of the action
         """
-        q_values, allowed = self._allowed_q_values(obs)
+        q_values, allowed = self.allowed_q_values(obs)
         values, numbers = q_values.max(dim=1)
         if not deterministic:
             explores = th.rand_like(values) < self.exploration_rate
@@ -134,8 +134,14 @@ class EpsilonGreedyPolicy(MaskablePolicy, PixelPolicy):
             numbers = th.where(explores, others, numbers)
         return self.joint_actions.actions(numbers), values.unsqueeze(1), th.zeros_like(values)
 
-    def _allowed_q_values(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
-        """:return: ``Q(s, a)``, minus infinity for actions that are not allowed; and which are, None for all"""
+    def allowed_q_values(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
+        """
+        Get the estimated values of the allowed actions given the observations.
+
+        :param obs: Observation
+        :return: ``Q(s, a)``, minus infinity for actions that are not allowed, shape (batch_size, n_actions); and which are, of
+            the same shape, None for all
+        """
         q_values = self.predict_q_values(obs)
         allowed = self._allowed(q_values)
         return q_values if allowed is None else q_values.masked_fill(~allowed, -math.inf), allowed
@@ -150,7 +156,7 @@ class EpsilonGreedyPolicy(MaskablePolicy, PixelPolicy):
         :param obs: Observation
         :return: ``max_a Q(s, a)``, shape (batch_size, 1)
         """
-        return self._allowed_q_values(obs)[0].max(dim=1, keepdim=True).values
+        return self.allowed_q_values(obs)[0].max(dim=1, keepdim=True).values
 
     def predict_q_values(self, obs: PyTorchObs) -> th.Tensor:
         """

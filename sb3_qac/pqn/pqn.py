@@ -192,7 +192,8 @@ class PQN(MaskableOnPolicyAlgorithm):
         for _ in range(self.n_epochs):
             # Do a complete pass on the rollout buffer
             for rollout_data in self.rollout_buffer.get(self.batch_size):
-                q_values = self.policy.predict_q_values(rollout_data.observations)  # (batch_size, n_actions)
+                with self.policy.masked(rollout_data.action_masks if self._is_masked else None):
+                    q_values = self.policy.allowed_q_values(rollout_data.observations)[0]  # (batch_size, n_actions)
                 actions = self.policy.joint_actions.numbers(rollout_data.actions)  # (batch_size, 1)
                 returns = rollout_data.returns.unsqueeze(1)  # (batch_size, 1)
                 loss = critic_loss(q_values.gather(1, actions), returns)
