@@ -14,10 +14,12 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import polyak_update
+from torch import nn
+from torch.nn import functional as F
 
 from sb3_qac import QA2C, QPPO
 from sb3_qac.common.buffers import MaskableRolloutBuffer
-from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp, constant_weights
+from sb3_qac.common.torch_layers import LeanNatureCNN, MinAtarCNN, SharedMlp, constant_weights, convolve, pixel_blocks
 
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
@@ -41,6 +43,46 @@ def test_features_are_those_of_nature_cnn(dtype, tolerance):
         for actual in (lean(images(8)), lean(images(8).float() / 255)):
             assert actual.dtype == th.float32
             assert (actual - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 84, 84), (1, 1, 36, 40), (2, 3, 8, 8)])
+@pytest.mark.parametrize("memory_format", [th.contiguous_format, th.channels_last])
+def test_pixel_blocks_are_those_of_torch(shape, memory_format):
+    pixels = th.randint(0, 256, shape, generator=th.Generator().manual_seed(0)).bfloat16()
+    blocks = pixel_blocks(pixels.contiguous(memory_format=memory_format))
+    th.testing.assert_close(blocks, F.pixel_unshuffle(pixels, 4), rtol=0, atol=0)
+    assert blocks.is_contiguous(memory_format=th.channels_last)
+
+
+# The first layer of the Nature CNN, and others that are computed as they are
+@pytest.mark.parametrize(
+    ("side", "arguments", "with_gradient"),
+    [
+        (84, {}, False),
+        (84, {}, True),
+        (82, {}, False),
+        (84, {"padding": 2}, False),
+        (84, {"dilation": 2}, False),
+        (84, {"groups": 4}, False),
+        (84, {"stride": 2}, False),
+        (84, {"kernel_size": 4}, False),
+    ],
+)
+def test_a_convolution_in_bfloat16_is_that_of_torch(side, arguments, with_gradient):
+    """Of whole numbers, whose sums are exact in every order: outputs, and gradients of the weights."""
+    generator = th.Generator().manual_seed(0)
+    layer = nn.Conv2d(4, 8, **{"kernel_size": 8, "stride": 4, **arguments})
+    for parameter in layer.parameters():
+        parameter.data = th.randint(-1, 2, parameter.shape, generator=generator).bfloat16()
+    pixels = th.randint(0, 2, (2, 4, side, side), generator=generator).bfloat16().requires_grad_(with_gradient)
+    inputs = [layer.weight, layer.bias, *([pixels] if with_gradient else [])]
+    ours, expected = convolve(layer, pixels, layer.weight, layer.bias), layer(pixels)
+    th.testing.assert_close(ours, expected, rtol=0, atol=0)
+    weights = th.randint(0, 2, expected.shape, generator=generator).bfloat16() * (
+        th.rand(expected.shape, generator=generator) < 0.1
+    )
+    for gradients in zip(*(th.autograd.grad((output * weights).sum(), inputs) for output in (ours, expected)), strict=True):
+        th.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

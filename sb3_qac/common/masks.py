@@ -124,9 +124,14 @@ class MaskablePolicy(BasePolicy):
     """
 
     # Of the next call, shape (batch_size, n_values); None allows all
-    action_masks: th.Tensor | None = None
+    action_masks: th.Tensor | None
     # In a rollout: of the last states of environments that a time limit has cut, whose values SB3 asks for first
-    terminal_masks: Sequence[th.Tensor] = ()
+    terminal_masks: Sequence[th.Tensor]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Here and not in the class: what a compiled policy reads must be where it is set
+        self.action_masks, self.terminal_masks = None, ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "action_masks": None, "terminal_masks": ()}

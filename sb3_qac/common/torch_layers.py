@@ -24,7 +24,8 @@ class LeanNatureCNN(NatureCNN):
     give them ``net_arch=[]`` with this one. The policies of QA2C, QPPO and PQN have none behind it either by default.
 
     The layers see pixels. The weights of the first layer are divided by 255 instead of the pixels, as there are far fewer of
-    them. Images are kept channels last, which makes convolutions faster. A policy may pass the pixels as they are (see
+    them. Images are kept channels last, which makes convolutions faster, and in bfloat16 the first layer sees blocks
+    of pixels (see ``convolve``). A policy may pass the pixels as they are (see
     ``takes_pixels``). Images that SB3 has divided by 255 are multiplied back, which gives exactly the same pixels, so both
     ways give the same features. In "float32" only the rounding differs from ``NatureCNN``. "bfloat16" computes the layers with
     8 significant bits and changes results beyond rounding. Parameters, their gradients, the returned features and everything
@@ -82,10 +83,10 @@ class LeanNatureCNN(NatureCNN):
             # For each of the 256 values, (pixel / 255) * 255 is the pixel in float32
             observations = observations * 255
         weights = iter(self._layer_weights())
-        hidden = observations.to(self.dtype).contiguous(memory_format=th.channels_last)
+        hidden = observations.to(self.dtype)
         for layer, norm in self._layers:
             if isinstance(layer, nn.Conv2d):
-                hidden = layer._conv_forward(hidden, next(weights), next(weights))
+                hidden = convolve(layer, hidden, next(weights), next(weights))
             else:
                 hidden = F.linear(hidden.flatten(1), next(weights), next(weights))
             if norm is not None:
@@ -127,6 +128,40 @@ class LeanNatureCNN(NatureCNN):
             self._kept = None
             if outermost:
                 self._keeps_weights = False
+
+
+def convolve(layer: nn.Conv2d, images: th.Tensor, weight: th.Tensor, bias: th.Tensor) -> th.Tensor:
+    """
+    A convolution. The first one of the Nature CNN, 8 x 8 pixels with a stride of 4, is computed in bfloat16 as one of 2 x 2
+    blocks of 4 x 4 pixels with a stride of 1: the same sums, but more than the few channels that the processor would pad. This
+    saves a sixth of the network's time, forward and backward.
+
+    :param layer: Layer
+    :param images: Its input, shape (batch_size, channels, height, width)
+    :param weight: Weights to use, shape (out_channels, channels, kernel_height, kernel_width)
+    :param bias: Bias to use, shape (out_channels,)
+    :return: its output, with channels last
+    """
+    is_first_of_nature_cnn = (layer.kernel_size, layer.stride, layer.padding) == ((8, 8), (4, 4), (0, 0))
+    has_defaults = (layer.dilation, layer.groups) == ((1, 1), 1) and images.shape[2] % 4 == images.shape[3] % 4 == 0
+    # Gradients of images do not pass ``pixel_blocks``. On a GPU this was not measured.
+    is_faster = images.dtype == th.bfloat16 and images.device.type == "cpu" and not images.requires_grad
+    if is_first_of_nature_cnn and has_defaults and is_faster:
+        return F.conv2d(pixel_blocks(images), F.pixel_unshuffle(weight, 4), bias)
+    return layer._conv_forward(images.contiguous(memory_format=th.channels_last), weight, bias)
+
+
+def pixel_blocks(images: th.Tensor) -> th.Tensor:
+    """
+    ``F.pixel_unshuffle(images, 4)``, but faster: four pixels of a row are moved as one number.
+
+    :param images: Images in bfloat16 without gradients, shape (batch_size, channels, height, width), sides divisible by 4
+    :return: blocks of 4 x 4 pixels, shape (batch_size, 16 * channels, height / 4, width / 4), with channels last
+    """
+    batch_size, channels, height, width = images.shape
+    rows = images.contiguous().view(th.int64).view(batch_size, channels, height // 4, 4, width // 4)
+    blocks = rows.permute(0, 2, 4, 1, 3).contiguous().view(images.dtype)
+    return blocks.view(batch_size, height // 4, width // 4, 16 * channels).permute(0, 3, 1, 2)
 
 
 def default_net_arch(net_arch: Any, features_extractor_class: Any) -> Any:

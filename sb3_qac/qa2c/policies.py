@@ -87,7 +87,7 @@ class ActorCriticQPolicy(MaskablePolicy, ActorCriticPolicy, PixelPolicy):  # typ
             net_arch=default_net_arch(net_arch, features_extractor_class),
             activation_fn=activation_fn,
             ortho_init=ortho_init,
-            features_extractor_class=features_extractor_class,  # type: ignore[arg-type]
+            features_extractor_class=features_extractor_class,
             features_extractor_kwargs=features_extractor_kwargs,
             share_features_extractor=share_features_extractor,
             normalize_images=normalize_images,
