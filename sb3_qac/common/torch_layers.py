@@ -159,7 +159,7 @@ def pixel_blocks(images: th.Tensor) -> th.Tensor:
     :return: blocks of 4 x 4 pixels, shape (batch_size, 16 * channels, height / 4, width / 4), with channels last
     """
     batch_size, channels, height, width = images.shape
-    rows = images.contiguous().view(th.int64).view(batch_size, channels, height // 4, 4, width // 4)
+    rows = images.reshape(-1).view(th.int64).view(batch_size, channels, height // 4, 4, width // 4)
     blocks = rows.permute(0, 2, 4, 1, 3).contiguous().view(images.dtype)
     return blocks.view(batch_size, height // 4, width // 4, 16 * channels).permute(0, 3, 1, 2)
 
