@@ -101,7 +101,7 @@ def test_exploration_rate_falls_with_the_progress_of_the_training_and_is_saved(t
             return True
 
         def _on_rollout_end(self):
-            rates.append(self.model.policy.exploration_rate.item())
+            rates.append(self.model.exploration_rate)
 
     arguments = dict(exploration_fraction=0.5, exploration_final_eps=0.2)
     model = PQN("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL, **arguments).learn(160, Rates())
@@ -112,7 +112,7 @@ def test_exploration_rate_falls_with_the_progress_of_the_training_and_is_saved(t
     model.learn(32, Rates())
     assert rates == pytest.approx([1.0, 0.2])
     model.save(tmp_path / "model")
-    assert PQN.load(tmp_path / "model").policy.exploration_rate == model.policy.exploration_rate == pytest.approx(0.2)
+    assert PQN.load(tmp_path / "model").exploration_rate == model.exploration_rate == pytest.approx(0.2)
 
 
 @pytest.mark.slow

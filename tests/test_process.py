@@ -71,11 +71,19 @@ def test_busy_cores_are_left_to_others(busy, idle, monkeypatch):
     clock = iter([0.0, 2.0])
     seconds = iter([100.0, 100.0 + 2.0 * busy])
     monkeypatch.setattr(process.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(process, "_busy_seconds", lambda: next(seconds))
+    monkeypatch.setattr(process, "_busy_seconds", lambda cores: next(seconds))
     monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: range(4), raising=False)
     assert idle_cores(seconds=0) == idle
 
 
 def test_one_core_is_used_where_the_system_does_not_say(monkeypatch):
-    monkeypatch.setattr(process, "_busy_seconds", lambda: (_ for _ in ()).throw(FileNotFoundError()))
+    monkeypatch.setattr(process, "_busy_seconds", lambda cores: (_ for _ in ()).throw(FileNotFoundError()))
     assert idle_cores(seconds=0) == 1
+
+
+def test_cores_of_other_processes_do_not_count(monkeypatch):
+    per_core = {"cpu": 1000, "cpu0": 100, "cpu1": 200, "cpu11": 700}
+    lines = [f"{name} {busy} 0 0 5000 60 0 0 0 0 0" for name, busy in per_core.items()]
+    monkeypatch.setattr(process.Path, "read_text", lambda _: "\n".join([*lines, "intr 7 0 0"]))
+    monkeypatch.setattr(process.os, "sysconf", lambda _: 100)
+    assert process._busy_seconds({0, 1}) == 3.0

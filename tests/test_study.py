@@ -1408,6 +1408,7 @@ def test_after_ctrl_c_runs_whose_preset_cannot_be_resumed_are_named(tmp_path, mo
         (["pong", "--steps", "-5"], "`steps`"),
         (["pong", "--seeds", "-1"], "`seeds` must be an integer, between 0 and 4294967295, but -1"),
         (["pong", "--ray", "nonsense"], "HOST:PORT"),
+        (["pong", "--ray", "auto", "--threads", "auto"], "`--threads` must be a number with `--ray`"),
         (["classic", "--dtype", "bfloat16"], "`dtype` is 'bfloat16', but CartPole-v1 is not an Atari game"),
         (["pong", "--stock", "--dtype", "bfloat16"], "`--dtype` is 'bfloat16', but with `--stock`"),
     ],

@@ -89,6 +89,23 @@ def test_a_convolution_in_bfloat16_is_that_of_torch(side, arguments, with_gradie
         th.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_exported_network_is_the_same_in_common_operations(dtype):
+    lean = make(LeanNatureCNN, dtype=dtype)
+    with th.no_grad():
+        exported, traced = th.export.export(lean, (images(2),)), th.jit.trace(lean, images(2))
+        for each in (exported.module(), traced):
+            # In bfloat16 the sums of the first layer have another order
+            th.testing.assert_close(each(images(2)), lean(images(2)), rtol=0.05, atol=0.05)
+    # Other formats have no operation that sees four pixels as one number
+    assert not [node for node in exported.graph.nodes if node.target == th.ops.aten.view.dtype]
+
+
+def test_no_images_have_no_features():
+    assert make(LeanNatureCNN, dtype="bfloat16")(images(2)[:0]).shape == (0, 512)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_are_read_anew_at_each_call_whoever_changes_them(dtype):
     lean, batch = make(LeanNatureCNN, dtype=dtype), images(2)
@@ -193,6 +210,8 @@ def test_a_copy_made_within_a_rollout_reads_its_own_weights(copied):
 @pytest.mark.slow
 def test_a_compiled_policy_is_one_graph_in_every_step_of_a_rollout():
     """``fullgraph`` and the limit of one make an error of a break, and of a second compilation."""
+    # Forgets what other tests compiled
+    th._dynamo.reset()
     parameters = []
     for compiled in (False, True):
         model = QPPO("MlpPolicy", make_vec_env("CartPole-v1", 2), n_steps=16, batch_size=16, seed=0, device="cpu")

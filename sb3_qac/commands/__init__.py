@@ -14,7 +14,12 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def _threads(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, or 'auto', but {text!r} was given") from None
 
 
 def add_training_options(command: argparse.ArgumentParser) -> None:

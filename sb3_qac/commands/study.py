@@ -117,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.ray is not None:
             check_ray_address(args.ray)
+            if args.threads == "auto":
+                raise ValueError("`--threads` must be a number with `--ray`, as 'auto' is about this machine only.")
         runs = grid_of(args, folder)
         make_folder(folder)
         print_notes(args, [run for run in runs if not run.finished])

@@ -40,16 +40,25 @@ def idle_cores(seconds: float = 1.0) -> int:
     :return: how many cores of this process nothing uses, at least 1; 1 where the system does not say (only Linux does)
     """
     try:
-        before, start = _busy_seconds(), time.perf_counter()
+        cores = os.sched_getaffinity(0)
+        before, start = _busy_seconds(cores), time.perf_counter()
         time.sleep(seconds)
-        busy = (_busy_seconds() - before) / (time.perf_counter() - start)
-        return max(1, len(os.sched_getaffinity(0)) - round(busy))
+        busy = (_busy_seconds(cores) - before) / (time.perf_counter() - start)
+        return max(1, len(cores) - round(busy))
     except (OSError, AttributeError):
         return 1
 
 
-def _busy_seconds() -> float:
-    """:return: seconds of all cores since the start of the machine in which they were not idle"""
-    # user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5))
-    times = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(times) - sum(times[3:5])) / os.sysconf("SC_CLK_TCK")
+def _busy_seconds(cores: set[int]) -> float:
+    """
+    :param cores: Numbers of cores
+    :return: seconds since the start of the machine in which they were not idle, added up
+    """
+    busy = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *times = line.split()
+        if name.removeprefix("cpu") in map(str, cores):
+            # user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5))
+            ticks = [int(x) for x in times[:8]]
+            busy += sum(ticks) - sum(ticks[3:5])
+    return busy / os.sysconf("SC_CLK_TCK")

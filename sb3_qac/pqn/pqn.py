@@ -39,12 +39,12 @@ class PQN(MaskableOnPolicyAlgorithm):
     in the paper and in CleanRL, the optimizer is RAdam and the rate of exploration falls linearly.
 
     Differences from the paper's code and CleanRL's: an episode cut by a time limit bootstraps from its last observation, as
-    always in SB3; there it ends as any other. CleanRL's targets are not cut at the end of an episode: they go on into the next
-    one with the weight lambda. Their networks have layer normalization, which is an option of the features
-    extractors here and normalizes all units of a layer; the paper's code normalizes the channels of convolutions at each
-    position on its own. The paper's code halves the squared error, so that its gradients are clipped at twice the norm.
-    The defaults are CleanRL's for Atari games with 8 environments, but for the learning rate, which falls to 0 there, and the
-    network; ``hyperparams/pqn.yml`` has both.
+    always in SB3; there it ends as any other. Their networks have layer normalization, which is an option of the features
+    extractors here and normalizes all units of a layer, with a weight for each channel (CleanRL: for each unit); the paper's
+    code normalizes the channels of convolutions at each position on its own. Q starts smaller than CleanRL's. The
+    paper's code halves the squared error, so that its gradients are clipped at twice the norm. CleanRL's rate of exploration
+    falls at every step, here it is that of the rollout's first step. The defaults are CleanRL's for Atari games with 8
+    environments, but for the learning rate, which falls to 0 there, and layer normalization; ``hyperparams/pqn.yml`` has both.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, or a subclass of EpsilonGreedyPolicy)
     :param env: The environment to learn from (if registered in Gym, can be str), with ``Discrete``, ``MultiDiscrete``
@@ -165,6 +165,11 @@ class PQN(MaskableOnPolicyAlgorithm):
             )
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         super()._setup_model()
+
+    @property
+    def exploration_rate(self) -> float:
+        """Probability of a random action in the last rollout, 1 before the first"""
+        return self.policy.exploration_rate.item()
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = EpsilonGreedyPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
