@@ -41,7 +41,7 @@ def make_ale_vec_env(
     vec_env_kwargs: dict[str, Any] | None = None,
 ) -> AleVecEnv:
     """
-    Make Atari environments that ale-py steps in C++ threads. Call it like SB3's ``make_atari_env``.
+    Make Atari environments that ale-py steps in C++ threads. It replaces SB3's ``make_atari_env``.
 
     :param env_id: Atari environment without a frame skip of its own: ``"*NoFrameskip-v4"``, or ``"ALE/*-v5"`` with
         ``env_kwargs=dict(frameskip=1)``

@@ -30,7 +30,7 @@ class AleVecEnv(VecEnv):
     It replaces SB3's ``make_atari_env``: no-ops and FIRE at a reset, frame skip with the maximum of two frames, gray
     84 x 84 images, life loss, clipped rewards, and ``info["episode"]`` with the **raw** score, as from ``Monitor``. The
     parameters have the names of ``AtariWrapper``. The frames are those of gymnasium's ``AtariPreprocessing``, bit for bit;
-    docs/ale_vec_env.md tabulates what is different from SB3's wrappers.
+    docs/ale_vec_env_reference.md tabulates what is different from SB3's wrappers.
 
     An observation is one frame, channels first. Stack them as usual, with ``VecFrameStack(env, 4)``.
 
