@@ -1418,6 +1418,12 @@ def test_the_command_line_says_what_is_wrong(arguments, message):
         main(["study", *arguments])
 
 
+def test_a_number_of_threads_that_is_none_is_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["study", "cartpole", "--threads", "many"])
+    assert "must be a number, or 'auto', but 'many' was given" in capsys.readouterr().err
+
+
 def test_a_log_file_gets_a_line_when_a_run_ends(tmp_path, capsys, monkeypatch):
     def train(run):
         # What was printed before

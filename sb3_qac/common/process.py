@@ -54,11 +54,8 @@ def _busy_seconds(cores: set[int]) -> float:
     :param cores: Numbers of cores
     :return: seconds since the start of the machine in which they were not idle, added up
     """
-    busy = 0
-    for line in Path("/proc/stat").read_text().splitlines():
-        name, *times = line.split()
-        if name.removeprefix("cpu") in map(str, cores):
-            # user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5))
-            ticks = [int(x) for x in times[:8]]
-            busy += sum(ticks) - sum(ticks[3:5])
-    return busy / os.sysconf("SC_CLK_TCK")
+    names = {f"cpu{core}" for core in cores}
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    # user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5))
+    ticks = [[int(x) for x in times[:8]] for name, *times in lines if name in names]
+    return sum(sum(core) - sum(core[3:5]) for core in ticks) / os.sysconf("SC_CLK_TCK")

@@ -49,9 +49,9 @@ class ExactCheckpointCallback(BaseCallback):
     Evaluations draw from random generators of their own, so that they do not change the run.
 
     It works with A2C, PPO, QA2C, QPPO, PQN and REINFORCE. Environments must not be in a ``SubprocVecEnv``, except with
-    ``new_episodes``. The state of the other callbacks is kept too: plain data, random generators,
-    environments and objects made of them. A callback with anything else is refused at the start. Attributes of the algorithm
-    are kept in the same way, and what cannot be kept is named in a warning.
+    ``new_episodes``. The state of the other callbacks is kept too: plain data, random generators, environments and objects
+    made of them. A callback with anything else is refused at the start. Attributes of the algorithm are kept in the same way,
+    and what cannot be kept is named in a warning.
 
     :param folder: Folder for the checkpoints of this one run
     :param save_freq: Environment steps (of all environments together) between two checkpoints
