@@ -37,7 +37,7 @@ from stable_baselines3.common.utils import get_device, obs_as_tensor
 from sb3_qac.commands import HelpFormatter
 from sb3_qac.common.checks import check_action_space, check_device, check_number
 from sb3_qac.common.files import check_writable, make_folder
-from sb3_qac.common.process import keep_freed_memory, limit_spinning
+from sb3_qac.common.process import keep_freed_memory, limit_spinning, processor
 from sb3_qac.common.torch_layers import constant_weights
 from sb3_qac.common.vec_env.ale_vec_env import game_arguments, is_atari
 from sb3_qac.reinforce import REINFORCE
@@ -271,7 +271,7 @@ def machine_of(device: str) -> dict[str, Any]:
     used = get_device(device)
     return {
         "device": th.cuda.get_device_name(used) if used.type == "cuda" else used.type,
-        "processor": _processor(),
+        "processor": processor(),
         "cores": th.get_num_threads(),
         "versions": {
             "python": platform.python_version(),
@@ -279,14 +279,6 @@ def machine_of(device: str) -> dict[str, Any]:
             "stable_baselines3": stable_baselines3.__version__,
         },
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -422,6 +422,15 @@ def test_a_run_without_a_speed_has_no_hours_to_its_goal(tmp_path):
     assert "| qppo minus ppo | 1,000 | +0 | +0 | +0 | - |" in text
 
 
+def test_the_machines_are_told_apart_by_their_processors(tmp_path):
+    for seed, known in enumerate(({}, {"processor": "One"}, {"processor": "Other"})):
+        run = write_run(tmp_path, "a2c", seed, [[1, 3]])
+        settings = json.loads((run / "run.json").read_text())
+        settings["machine"] |= known
+        (run / "run.json").write_text(json.dumps(settings))
+    assert "; 2 cores of One, no GPU; 2 cores of Other, no GPU; 2 cores, no GPU; " in text_of(tmp_path)
+
+
 def test_a_return_that_is_not_a_number_is_not_the_best(tmp_path):
     write_run(tmp_path, "a2c", 0, [[1, 3], [np.nan, 3], [0, 2]])
     (record,) = load_study(tmp_path)["Game-v0"]["a2c"]

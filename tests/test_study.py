@@ -1528,6 +1528,10 @@ def test_the_commit_is_that_of_this_package_only(tmp_path, monkeypatch):
     assert provenance()["commit"] is None
 
 
+def test_a_run_names_the_processor_that_trained_it():
+    assert provenance()["machine"]["processor"]
+
+
 def test_a_run_is_trained_where_git_is_not_installed(monkeypatch):
     def missing(*_, **__):
         raise FileNotFoundError("git")

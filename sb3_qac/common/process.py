@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import platform
 import time
 from pathlib import Path
 
@@ -59,3 +60,12 @@ def _busy_seconds(cores: set[int]) -> float:
     # user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5))
     ticks = [[int(x) for x in times[:8]] for name, *times in lines if name in names]
     return sum(sum(core) - sum(core[3:5]) for core in ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def processor() -> str:
+    """:return: name of the processor. On another one the same seed may give another run."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -418,7 +418,7 @@ def _provenance(records: list[Record]) -> str:
     versions = {f"{name} {version}" for record in records for name, version in record.settings["versions"].items()}
     # A run that was resumed may have several
     commits = {commit for record in records for commit in (record.settings["commit"] or "").split(", ") if commit}
-    machines = {f"{x['cores']} cores, {x['gpu'] or 'no GPU'}" for x in (record.settings["machine"] for record in records)}
+    machines = {_machine(**record.settings["machine"]) for record in records}
     # With stock environments there is no choice
     precisions = {record.settings.get("dtype") or "float32" for record in records}
     return (
@@ -427,6 +427,11 @@ def _provenance(records: list[Record]) -> str:
         f"precision of the network for images: {', '.join(sorted(precisions))}. "
         "The values of each run are in its `run.json`, or in `runs.csv` and `settings.json`."
     )
+
+
+def _machine(cores: int, gpu: str | None, processor: str = "", **_: Any) -> str:
+    # Older runs do not say which processor
+    return f"{cores} cores{processor and f' of {processor}'}, {gpu or 'no GPU'}"
 
 
 def write_report(

@@ -21,6 +21,7 @@ from stable_baselines3.common.utils import set_random_seed
 import sb3_qac
 from sb3_qac.common.checks import check_device
 from sb3_qac.common.files import make_folder, read_json, write_atomically
+from sb3_qac.common.process import processor
 from sb3_qac.resume.checkpoints import CheckpointError, checkpoints_in
 from sb3_qac.resume.state import StateError
 from sb3_qac.resume.wandb import wandb_run_id
@@ -201,6 +202,7 @@ def provenance() -> dict[str, Any]:
         "commit": _git("describe", "--always", "--dirty") if is_checkout else None,
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
+            "processor": processor(),
             "cores": os.cpu_count(),
             "gpu": th.cuda.get_device_name(0) if th.cuda.is_available() else None,
         },
