@@ -383,7 +383,7 @@ FIGURES = {
         "new episodes, greedy": (QPPO_AND_PEERS, lambda: relative_returns_of_agents("greedy")),
         "Atari's Breakout": (QPPO_AND_PEERS, lambda: each_seed("atari", BREAKOUT)),
         "Atari's Space Invaders": (QPPO_AND_PEERS, lambda: each_seed("atari", SPACE_INVADERS)),
-        "Pong, million steps to 18, ten seeds, PPO two": (QPPO_AND_PEERS, qppo_and_ppo_of_pong),
+        "Pong, million steps to 18, ten seeds, PPO three": (QPPO_AND_PEERS, qppo_and_ppo_of_pong),
         "Pong, earlier preset": (QPPO_AND_PEERS, lambda: steps_to_18("pong_qppo")),
         "CartPole, 50,000 steps": (QPPO_AND_PEERS, lambda: means_of("classic_qppo_searched", ["CartPole-v1"])),
         **{change: (((group,),), lambda: relative_returns("ablation", "qppo")) for change, group in CHANGES.items()},
