@@ -368,9 +368,8 @@ def test_a_study_trains_it_with_its_presets(env_id, tmp_path):
     (evaluation,) = [callback for callback in manager.callbacks if isinstance(callback, EvalCallback)]
     # It explores in training only
     assert evaluation.deterministic
-    # On MinAtar the search was ahead without the normalisation of the paper
-    normalised = any(isinstance(module, th.nn.LayerNorm | th.nn.GroupNorm) for module in model.policy.modules())
-    assert normalised == (not env_id.startswith("MinAtar"))
+    # As in the paper
+    assert any(isinstance(module, th.nn.LayerNorm | th.nn.GroupNorm) for module in model.policy.modules())
     assert (model.n_steps * model.n_envs) % model.batch_size == 0 and model.lr_schedule(0) == 0
 
 
