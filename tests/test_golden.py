@@ -12,7 +12,7 @@ import rl_zoo3  # noqa: F401
 from sb3_qac.study import analysis, statistics
 from tests import golden
 
-SLOW_REPORTS = ("ablation", "ladder", "minatar", "minatar_report")
+SLOW_REPORTS = ("ablation", "ladder", "minatar", "minatar_equal", "minatar_report")
 REPORTS = json.loads(lzma.decompress(golden.REPORTS.read_bytes()))
 PARAMETERS = json.loads(golden.PARAMETERS.read_text())
 
