@@ -35,7 +35,7 @@ train: train-$(ALGO)  ## Train QPPO on Pong until it wins by 18 (STEPS=2000000 S
 PONG := logs/pong-$(STEPS)
 train-qppo: $(READY)
 	@echo "QPPO learns Pong until 30 whole games return 18 on average. Ten seeds needed 350,000 to 950,000 steps (median 575,000),"
-	@echo "20 to 76 minutes (median 36) on one core each of an Intel Xeon; two idle cores of an AMD EPYC took 13."
+	@echo "20 to 76 minutes (median 36) on one core each of an Intel Xeon; two idle cores of an AMD EPYC took 15."
 	@echo "At most $(STEPS) steps. Ctrl-C stops it, the same command resumes: $(PONG)"
 	$(BIN)/python -m sb3_qac study pong --algos qppo --seeds $(SEED) --steps $(STEPS) --stop-return 18 --eval-freq 50000 \
 		--eval-from 16.5 --dtype bfloat16 --threads $(THREADS) --wandb disabled --output $(PONG)

@@ -432,11 +432,19 @@ def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
         cell = re.sub(r"\([^)]*\)", "", row_of(RESULTS_PAGE, start)[4])
         figures = dict(re.findall(r"(PQN|QA2C)\D* (\d\.\d+)", cell))
         assert figures == {"PQN": f"{found['pqn'][0]:.2f}", "QA2C": f"{found['qa2c'][0]:.2f}"}
-    page, peers = words_of(DOCS / "pqn.md"), "(QPPO {qppo}, PPO {ppo})"
+    page, peers = words_of(DOCS / "pqn.md"), "(QPPO {qppo}, on the sampled action {qppo-sampled}, PPO {ppo})"
     last, sampled, greedy = ({name: f"{value:.2f}" for name, (value,) in found.items()} for found in (last, sampled, greedy))
     assert f"* {last['pqn']} (95 % interval" in page and "QPPO has {qppo} and PPO {ppo} with sampled".format(**last) in page
     assert f"new episodes {sampled['pqn']} with exploration {peers.format(**sampled)}" in page
     assert f"all greedy, {greedy['pqn']} {peers.format(**greedy)}" in page
+
+
+def test_figures_of_minatar_are_those_of_the_presets():
+    settings = json.loads((ROOT / "results" / "minatar_report" / "settings.json").read_text())
+    for run in runs_of("minatar_report"):
+        preset = yaml.safe_load((ROOT / "hyperparams" / f"{run['algo']}.yml").read_text())[run["environment"]]
+        changes = dict(policy_gradient="sampled") if run["group"] == "qppo-sampled" else {}
+        assert settings[run["settings"]]["resolved_hyperparams"] == preset | changes
 
 
 def improvement(x, y):

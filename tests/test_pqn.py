@@ -15,6 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
@@ -28,7 +29,7 @@ from sb3_qac.study.grid import make_grid
 from sb3_qac.study.manager import StudyManager
 from sb3_qac.zoo import presets
 from tests.envs import ENDS, InterruptAt, Interrupted, ScriptedEnv
-from tests.test_qa2c import parameters, update_figures
+from tests.test_qa2c import Rows, parameters, update_figures
 
 GAMMA, LAMBDA = 0.9, 0.65
 REWARDS = [[1.0, 2.0, -3.0, 4.0, 5.0, 0.5], [-1.0, 0.25, 2.0, 8.0, -4.0, 1.0]]
@@ -71,26 +72,43 @@ def test_returns_of_the_rollout_buffer_are_the_targets_of_q_lambda(terminations,
 
 
 def test_actions_are_greedy_but_for_the_exploration_rate():
-    model = PQN("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL)
-    obs = np.random.default_rng(0).normal(size=(4000, 4)).astype(np.float32)
+    model = PQN("MlpPolicy", DummyVecEnv([lambda: ScriptedEnv(REWARDS[0])]), **SMALL)
+    n_actions = model.action_space.n
+    obs = np.random.default_rng(0).normal(size=(4000, 1)).astype(np.float32)
     greedy = q_values(model, obs).argmax(dim=1).numpy()
     for rate in (0.0, 0.4, 1.0):
-        model.policy.exploration_rate.fill_(rate)
+        model.exploration_rate = rate
         with th.no_grad():
             taken, values, log_probs = model.policy(th.as_tensor(obs))
         # By default, and as SB3's `evaluate_policy` and RL Zoo's `enjoy` ask for them
         for actions in (model.predict(obs)[0], model.predict(obs, deterministic=True)[0]):
             np.testing.assert_array_equal(actions, greedy)
+        # Random actions are greedy by chance too
+        probs = np.where(np.arange(n_actions) == greedy[:, None], 1 - rate, 0) + rate / n_actions
         for actions in (model.predict(obs, deterministic=False)[0], taken.numpy()):
-            # Half of the random actions are greedy by chance
-            assert (actions != greedy).mean() == pytest.approx(rate / 2, abs=0.03 if rate else 0)
+            for action in range(n_actions):
+                tolerance = 0.03 if rate else 0
+                assert (actions == action).mean() == pytest.approx(probs[:, action].mean(), abs=tolerance)
+            assert (actions != greedy).mean() == pytest.approx(rate * (1 - 1 / n_actions), abs=0.03 if rate else 0)
         th.testing.assert_close(values.squeeze(1), q_values(model, obs).max(dim=1).values)
         assert not log_probs.any()
         with th.no_grad():
             q, all_log_probs = model.policy.evaluate_all_actions(th.as_tensor(obs))
         th.testing.assert_close(q, q_values(model, obs))
-        probs = np.where(np.arange(2) == greedy[:, None], 1 - rate / 2, rate / 2)
         np.testing.assert_allclose(all_log_probs.exp(), probs, atol=1e-6)
+    with pytest.raises(ValueError, match=r"`exploration_rate` must be .* between 0 and 1, but 1.5"):
+        model.exploration_rate = 1.5
+
+
+def test_exploration_rate_is_logged_with_the_rollout_if_an_evaluation_is_in_between():
+    env = make_vec_env("CartPole-v1", 1)
+    model = PQN("MlpPolicy", env, exploration_fraction=1.0, **SMALL)
+    model.set_logger(Logger(None, [output := Rows()]))
+    model.learn(24, EvalCallback(env, eval_freq=8, n_eval_episodes=1, verbose=0))
+    rows = [row for row in output.rows if "time/iterations" in row]
+    rates = [row["rollout/exploration_rate"] for row in rows]
+    assert rates == pytest.approx([1 - 0.99 * i / 3 for i in range(3)])
+    assert any("eval/mean_reward" in row for row in output.rows)
 
 
 def test_exploration_rate_falls_with_the_progress_of_the_training_and_is_saved(tmp_path):
@@ -191,6 +209,11 @@ def test_there_is_no_actor_and_the_optimizer_is_that_of_the_paper():
     before = parameters(model).copy()
     model.learn(16)
     assert np.isfinite(parameters(model)).all() and (parameters(model) != before).any()
+    # Layers such as dropout are on in the updates
+    assert model.policy.training
+    # SB3's epsilon
+    adam = PQN("MlpPolicy", "CartPole-v1", policy_kwargs=dict(optimizer_class=th.optim.Adam), **SMALL).policy.optimizer
+    assert type(adam) is th.optim.Adam and adam.defaults["eps"] == 1e-5
 
 
 POLICIES = [
@@ -285,8 +308,10 @@ def test_defaults_are_those_of_cleanrl():
         (dict(policy="QPolicy"), "`policy` must be 'MlpPolicy', 'CnnPolicy' or 'MultiInputPolicy'.*'QPolicy'"),
         (dict(exploration_final_eps=-0.1), "`exploration_final_eps`.*-0.1"),
         (dict(n_epochs=0), "`n_epochs`.*0"),
-        (dict(exploration_fraction=0), "`exploration_fraction` must be above 0"),
+        (dict(exploration_fraction=0), "`exploration_fraction`.* above 0 and at most 1, but 0"),
         (dict(max_grad_norm=-1), "`max_grad_norm`.*-1"),
+        # Not "no clipping": nothing would be learned
+        (dict(max_grad_norm=0), "`max_grad_norm`.* above 0, but 0"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message):
@@ -368,8 +393,9 @@ def test_a_study_trains_it_with_its_presets(env_id, tmp_path):
     (evaluation,) = [callback for callback in manager.callbacks if isinstance(callback, EvalCallback)]
     # It explores in training only
     assert evaluation.deterministic
-    # As in the paper
-    assert any(isinstance(module, th.nn.LayerNorm | th.nn.GroupNorm) for module in model.policy.modules())
+    # On MinAtar the setting without the normalization of the paper is ahead over the five games
+    normalized = any(isinstance(module, th.nn.LayerNorm | th.nn.GroupNorm) for module in model.policy.modules())
+    assert normalized == (not env_id.startswith("MinAtar"))
     assert (model.n_steps * model.n_envs) % model.batch_size == 0 and model.lr_schedule(0) == 0
 
 

@@ -67,14 +67,17 @@ def check_observation_space(observation_space: spaces.Space, dict_policy: bool) 
         )
 
 
-def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = math.inf) -> None:
-    """The value must be a finite number between the two limits."""
+def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = math.inf, above: bool = False) -> None:
+    """The value must be a finite number between the two limits, and not the minimum if it must be ``above``."""
     try:
-        allowed = math.isfinite(value) and minimum <= value <= maximum
+        allowed = math.isfinite(value) and minimum <= value <= maximum and not (above and value == minimum)
     except (TypeError, OverflowError):
         allowed = False
     if not allowed:
-        limits = f", at least {minimum:g}" if maximum == math.inf else f", between {minimum:g} and {maximum:g}"
+        if above:
+            limits = f", above {minimum:g}" + (f" and at most {maximum:g}" if maximum < math.inf else "")
+        else:
+            limits = f", at least {minimum:g}" if maximum == math.inf else f", between {minimum:g} and {maximum:g}"
         limits = "" if (minimum, maximum) == (-math.inf, math.inf) else limits
         raise ValueError(f"`{name}` must be a finite number{limits}, but {value!r} was given.")
 
@@ -96,7 +99,7 @@ def check_max_grad_norm(value: Any) -> float:
     """:return: the limit of the gradient's norm; infinity if None was given, which means no clipping"""
     if value is None or value == math.inf:
         return math.inf
-    check_number("max_grad_norm", value)
+    check_number("max_grad_norm", value, above=True)
     return value
 
 

@@ -58,7 +58,8 @@ class PQN(MaskableOnPolicyAlgorithm):
     :param n_epochs: Number of epochs for each rollout
     :param gamma: Discount factor, between 0 and 1
     :param gae_lambda: lambda of the targets, between 0 and 1
-    :param exploration_fraction: fraction of the run over which the exploration rate is reduced, above 0
+    :param exploration_fraction: fraction of the run over which the exploration rate is reduced, above 0. For a constant rate,
+        set the two below to it
     :param exploration_initial_eps: initial probability of a random action
     :param exploration_final_eps: final probability of a random action
     :param max_grad_norm: The maximum value for the gradient clipping, None or infinity for no clipping
@@ -151,25 +152,26 @@ class PQN(MaskableOnPolicyAlgorithm):
         check_action_space(self.action_space)
         check_policy_class(self.policy_class, EpsilonGreedyPolicy, self.policy_aliases)
         check_observation_space(self.observation_space, issubclass(self.policy_class, EpsilonGreedyMultiInputPolicy))
-        for name in ("gamma", "gae_lambda", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
+        for name in ("gamma", "gae_lambda", "exploration_initial_eps", "exploration_final_eps"):
             check_number(name, getattr(self, name), maximum=1)
+        check_number("exploration_fraction", self.exploration_fraction, maximum=1, above=True)
         for name in ("n_steps", "n_epochs"):
             check_integer(name, getattr(self, name), minimum=1)
         if self.batch_size is None:
             self.batch_size = min(256, self.n_steps * self.n_envs)
         check_integer("batch_size", self.batch_size, minimum=1)
-        if self.exploration_fraction == 0:
-            raise ValueError(
-                "`exploration_fraction` must be above 0, but 0 was given. For a constant rate, set "
-                "`exploration_initial_eps` and `exploration_final_eps` to it."
-            )
         self.max_grad_norm = check_max_grad_norm(self.max_grad_norm)
         super()._setup_model()
 
     @property
     def exploration_rate(self) -> float:
-        """Probability of a random action in the last rollout, 1 before the first"""
+        """Probability of a random action in the last rollout, 1 before the first; it can be set for ``predict``"""
         return self.policy.exploration_rate.item()
+
+    @exploration_rate.setter
+    def exploration_rate(self, rate: float) -> None:
+        check_number("exploration_rate", rate, maximum=1)
+        self.policy.exploration_rate.fill_(rate)
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = EpsilonGreedyPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
@@ -181,8 +183,10 @@ class PQN(MaskableOnPolicyAlgorithm):
         self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
         rate = LinearSchedule(initial, final, self.exploration_fraction)(self._current_progress_remaining)
         self.policy.exploration_rate.fill_(rate)
+        goes_on = super().collect_rollouts(*args, **kwargs)
+        # Not before: an evaluation writes the rows that are there
         self.logger.record("rollout/exploration_rate", rate)
-        return super().collect_rollouts(*args, **kwargs)
+        return goes_on
 
     def train(self) -> None:
         """
