@@ -441,10 +441,11 @@ def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
 
 def test_figures_of_minatar_are_those_of_the_presets():
     settings = json.loads((ROOT / "results" / "minatar_report" / "settings.json").read_text())
+    files = (ROOT / "hyperparams").glob("*.yml")
+    presets = {file.stem: yaml.safe_load(file.read_text()) for file in files}
     for run in runs_of("minatar_report"):
-        preset = yaml.safe_load((ROOT / "hyperparams" / f"{run['algo']}.yml").read_text())[run["environment"]]
         changes = dict(policy_gradient="sampled") if run["group"] == "qppo-sampled" else {}
-        assert settings[run["settings"]]["resolved_hyperparams"] == preset | changes
+        assert settings[run["settings"]]["resolved_hyperparams"] == presets[run["algo"]][run["environment"]] | changes
 
 
 def improvement(x, y):

@@ -74,11 +74,12 @@ def check_number(name: str, value: Any, minimum: float = 0.0, maximum: float = m
     except (TypeError, OverflowError):
         allowed = False
     if not allowed:
-        if above:
+        if (minimum, maximum) == (-math.inf, math.inf):
+            limits = ""
+        elif above:
             limits = f", above {minimum:g}" + (f" and at most {maximum:g}" if maximum < math.inf else "")
         else:
             limits = f", at least {minimum:g}" if maximum == math.inf else f", between {minimum:g} and {maximum:g}"
-        limits = "" if (minimum, maximum) == (-math.inf, math.inf) else limits
         raise ValueError(f"`{name}` must be a finite number{limits}, but {value!r} was given.")
 
 
