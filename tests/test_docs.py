@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import functools
 import json
 import re
 import runpy
@@ -29,6 +30,7 @@ from sb3_qac.zoo import register
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README, RESULTS_PAGE, QPPO_PAGE = ROOT / "README.md", DOCS / "results.md", DOCS / "results_qppo.md"
+EQUAL_PAGE = ROOT / "results" / "minatar_equal" / "README.md"
 CHANGELOG = ROOT / "CHANGELOG.md"
 GUIDE = [README, *sorted(DOCS.glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 STUDY_PAGES = sorted((ROOT / "results").glob("*/README.md"))
@@ -339,17 +341,22 @@ def relative_returns(study, reference, returns=None):
     return {group: [trim_mean(values, 0.25)] for group, values in relative.groupby(frame.group)}
 
 
-def relative_returns_of_agents(kind):
-    """The same on MinAtar's five games, from the new episodes of the final agents."""
-    lines = (ROOT / "results" / "minatar_report" / "agents.jsonl").read_text().splitlines()
-    agents = [json.loads(line) for line in lines]
-    returns = [(agent["run"].rpartition("_seed-")[0], agent["env"], agent[kind]) for agent in agents]
-    return relative_returns("minatar_report", "a2c", returns)
+def relative_returns_of_agents(*kinds, study="minatar_report"):
+    """The same on MinAtar's five games, from the new episodes of the final agents: a figure for each kind of action."""
+    agents = [json.loads(line) for line in (ROOT / "results" / study / "agents.jsonl").read_text().splitlines()]
+    found = defaultdict(list)
+    for kind in kinds:
+        returns = [(agent["run"].rpartition("_seed-")[0], agent["env"], agent[kind]) for agent in agents]
+        for group, figures in relative_returns(study, "a2c", returns).items():
+            found[group] += figures
+    return found
 
 
 QA2C_AND_A2C = (("task1", "all-action"), ("task2", "all-action-baseline"), ("beta1", "beta-loo"), ("a2c",))
 QPPO_AND_PEERS = (("qppo",), ("qppo-sampled",), ("ppo",))
+EQUAL_COLUMNS = (("qppo",), ("ppo",), ("pqn",))
 README_COLUMNS = (*QPPO_AND_PEERS, ("qa2c", "all-action"), ("a2c",))
+EQUAL = functools.partial(relative_returns_of_agents, study="minatar_equal")
 CHANGES = {
     "without the correction": "qppo-no-correction",
     "one epoch": "qppo-one-epoch",
@@ -366,6 +373,7 @@ FIGURES = {
     README: {
         "[MinAtar]": (README_COLUMNS, lambda: relative_returns("minatar_report", "a2c")),
         "[the same agents]": (README_COLUMNS, lambda: relative_returns_of_agents("greedy")),
+        "[searches of equal size]": (README_COLUMNS, lambda: EQUAL("sampled", "greedy")),
         "[Atari's Breakout]": (README_COLUMNS, lambda: ends(each_seed("atari", BREAKOUT))),
         "[Atari's Space Invaders]": (README_COLUMNS, lambda: ends(each_seed("atari", SPACE_INVADERS))),
         "Pong, million steps to 18": (README_COLUMNS, pong_of_readme),
@@ -373,7 +381,7 @@ FIGURES = {
     RESULTS_PAGE: {
         "CartPole, 500,000 steps, sampled": (QA2C_AND_A2C, lambda: means_of("classic_control", ["CartPole-v1"])),
         "Acrobot, the same": (QA2C_AND_A2C, lambda: means_of("classic_control", ["Acrobot-v1"])),
-        **{f"MinAtar {game}": (QA2C_AND_A2C, lambda game=game: means_of("minatar", [f"MinAtar/{game}-v1"])) for game in GAMES},
+        "Breakout of MinAtar": (QA2C_AND_A2C, lambda: means_of("minatar", ["MinAtar/Breakout-v1"])),
         "Pong, million steps to 18, two": (QA2C_AND_A2C, lambda: steps_to_18("pong")),
         "Space Invaders, 10 million": (QA2C_AND_A2C, lambda: means_of("spaceinvaders", [SPACE_INVADERS], "training_return")),
         "FrozenLake": (QA2C_AND_A2C, lambda: greedy_agents("tabular", "FrozenLake-v1")),
@@ -381,12 +389,19 @@ FIGURES = {
         "MinAtar's five games": (QPPO_AND_PEERS, lambda: relative_returns("minatar_report", "a2c")),
         "new episodes, sampled": (QPPO_AND_PEERS, lambda: relative_returns_of_agents("sampled")),
         "new episodes, greedy": (QPPO_AND_PEERS, lambda: relative_returns_of_agents("greedy")),
+        "MinAtar, searches of equal size": (QPPO_AND_PEERS, lambda: EQUAL("sampled")),
+        "the same, greedy": (QPPO_AND_PEERS, lambda: EQUAL("greedy")),
         "Atari's Breakout": (QPPO_AND_PEERS, lambda: each_seed("atari", BREAKOUT)),
         "Atari's Space Invaders": (QPPO_AND_PEERS, lambda: each_seed("atari", SPACE_INVADERS)),
         "Pong, million steps to 18, ten seeds, PPO three": (QPPO_AND_PEERS, qppo_and_ppo_of_pong),
         "Pong, earlier preset": (QPPO_AND_PEERS, lambda: steps_to_18("pong_qppo")),
         "CartPole, 50,000 steps": (QPPO_AND_PEERS, lambda: means_of("classic_qppo_searched", ["CartPole-v1"])),
         **{change: (((group,),), lambda: relative_returns("ablation", "qppo")) for change, group in CHANGES.items()},
+    },
+    EQUAL_PAGE: {
+        "last evaluation": (EQUAL_COLUMNS, lambda: relative_returns("minatar_equal", "a2c")),
+        "[new episodes](agents.jsonl), sampled": (EQUAL_COLUMNS, lambda: EQUAL("sampled")),
+        "new episodes, greedy": (EQUAL_COLUMNS, lambda: EQUAL("greedy")),
     },
 }
 
@@ -437,6 +452,12 @@ def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
     assert f"* {last['pqn']} (95 % interval" in page and "QPPO has {qppo} and PPO {ppo} with sampled".format(**last) in page
     assert f"new episodes {sampled['pqn']} with exploration {peers.format(**sampled)}" in page
     assert f"all greedy, {greedy['pqn']} {peers.format(**greedy)}" in page
+    equal = relative_returns("minatar_equal", "a2c"), EQUAL("greedy")
+    last, greedy = ({name: f"{value:.2f}" for name, (value,) in found.items()} for found in equal)
+    assert f"it has less, {last['pqn']} (" in page and "QPPO has {qppo} and PPO {ppo}; all greedy".format(**last) in page
+    assert "all greedy {pqn}, {qppo} and {ppo}".format(**greedy) in page and f"PQN ({greedy['pqn']}) lost Freeway" in words_of(
+        README
+    )
 
 
 def test_figures_of_minatar_are_those_of_the_presets():
@@ -475,6 +496,11 @@ def test_figures_of_qppo_are_the_same_on_all_pages():
     for page in (QPPO_PAGE, DOCS / "qppo.md"):
         assert qppo in words_of(page) and sampled in words_of(page)
     assert f"{qppo} times tuned A2C's return" in words_of(DOCS / "qppo.md") and f"PPO {ppo}" in words_of(DOCS / "qppo.md")
+    equal = {name: [f"{value:.2f}" for value in values] for name, values in EQUAL("sampled", "greedy").items()}
+    pairs = " {}, PPO {}; greedy {} and {}".format(
+        *(of_group for kind in zip(equal["qppo"], equal["ppo"], strict=False) for of_group in kind)
+    )
+    assert f"on new episodes{pairs}" in words_of(DOCS / "qppo.md")
     for change in ("without the correction", "one epoch", "without shrinkage", "with LayerNorm", "without KL term"):
         assert row_of(RESULTS_PAGE, change)[1].partition(" (")[0] in words_of(DOCS / "qppo.md"), change
 
