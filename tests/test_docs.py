@@ -456,7 +456,7 @@ def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
     last, greedy = ({name: f"{value:.2f}" for name, (value,) in found.items()} for found in equal)
     assert f"it has less, {last['pqn']} (" in page and "QPPO has {qppo} and PPO {ppo}; all greedy".format(**last) in page
     assert "all greedy {pqn}, {qppo} and {ppo}".format(**greedy) in page
-    assert f"PQN ({greedy['pqn']}) lost Freeway" in words_of(README)
+    assert f"PQN ({greedy['pqn']}, no preset) lost Freeway" in words_of(README)
 
 
 def test_figures_of_minatar_are_those_of_the_presets():
