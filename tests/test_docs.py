@@ -30,7 +30,6 @@ from sb3_qac.zoo import register
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README, RESULTS_PAGE, QPPO_PAGE = ROOT / "README.md", DOCS / "results.md", DOCS / "results_qppo.md"
-EQUAL_PAGE = ROOT / "results" / "minatar_equal" / "README.md"
 CHANGELOG = ROOT / "CHANGELOG.md"
 GUIDE = [README, *sorted(DOCS.glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 STUDY_PAGES = sorted((ROOT / "results").glob("*/README.md"))
@@ -341,15 +340,16 @@ def relative_returns(study, reference, returns=None):
     return {group: [trim_mean(values, 0.25)] for group, values in relative.groupby(frame.group)}
 
 
-def relative_returns_of_agents(*kinds, study="minatar_report"):
-    """The same on MinAtar's five games, from the new episodes of the final agents: a figure for each kind of action."""
+def relative_returns_of_agents(kind, study="minatar_report"):
+    """The same on MinAtar's five games, from the new episodes of the final agents."""
     agents = [json.loads(line) for line in (ROOT / "results" / study / "agents.jsonl").read_text().splitlines()]
-    found = defaultdict(list)
-    for kind in kinds:
-        returns = [(agent["run"].rpartition("_seed-")[0], agent["env"], agent[kind]) for agent in agents]
-        for group, figures in relative_returns(study, "a2c", returns).items():
-            found[group] += figures
-    return found
+    returns = [(agent["run"].rpartition("_seed-")[0], agent["env"], agent[kind]) for agent in agents]
+    return relative_returns(study, "a2c", returns)
+
+
+def sampled_and_greedy_of_equal():
+    sampled, greedy = EQUAL("sampled"), EQUAL("greedy")
+    return {group: sampled[group] + greedy[group] for group in sampled}
 
 
 QA2C_AND_A2C = (("task1", "all-action"), ("task2", "all-action-baseline"), ("beta1", "beta-loo"), ("a2c",))
@@ -373,7 +373,7 @@ FIGURES = {
     README: {
         "[MinAtar]": (README_COLUMNS, lambda: relative_returns("minatar_report", "a2c")),
         "[the same agents]": (README_COLUMNS, lambda: relative_returns_of_agents("greedy")),
-        "[searches of equal size]": (README_COLUMNS, lambda: EQUAL("sampled", "greedy")),
+        "[searches of equal size]": (README_COLUMNS, sampled_and_greedy_of_equal),
         "[Atari's Breakout]": (README_COLUMNS, lambda: ends(each_seed("atari", BREAKOUT))),
         "[Atari's Space Invaders]": (README_COLUMNS, lambda: ends(each_seed("atari", SPACE_INVADERS))),
         "Pong, million steps to 18": (README_COLUMNS, pong_of_readme),
@@ -398,7 +398,17 @@ FIGURES = {
         "CartPole, 50,000 steps": (QPPO_AND_PEERS, lambda: means_of("classic_qppo_searched", ["CartPole-v1"])),
         **{change: (((group,),), lambda: relative_returns("ablation", "qppo")) for change, group in CHANGES.items()},
     },
-    EQUAL_PAGE: {
+    ROOT
+    / "results"
+    / "minatar"
+    / "README.md": {
+        game: ((("a2c",), ("task1", "all-action")), lambda game=game: means_of("minatar", [f"MinAtar/{game}-v1"]))
+        for game in GAMES
+    },
+    ROOT
+    / "results"
+    / "minatar_equal"
+    / "README.md": {
         "last evaluation": (EQUAL_COLUMNS, lambda: relative_returns("minatar_equal", "a2c")),
         "[new episodes](agents.jsonl), sampled": (EQUAL_COLUMNS, lambda: EQUAL("sampled")),
         "new episodes, greedy": (EQUAL_COLUMNS, lambda: EQUAL("greedy")),
@@ -440,6 +450,10 @@ def words_of(path):
     return " ".join(path.read_text().split())
 
 
+def two_digits(found):
+    return {group: f"{value:.2f}" for group, (value,) in found.items()}
+
+
 def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
     last, sampled, greedy = relative_returns("minatar_report", "a2c"), *map(relative_returns_of_agents, ("sampled", "greedy"))
     assert f"PQN ({last['pqn'][0]:.2f} in the figure)" in words_of(README)
@@ -448,12 +462,11 @@ def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
         figures = dict(re.findall(r"(PQN|QA2C)\D* (\d\.\d+)", cell))
         assert figures == {"PQN": f"{found['pqn'][0]:.2f}", "QA2C": f"{found['qa2c'][0]:.2f}"}
     page, peers = words_of(DOCS / "pqn.md"), "(QPPO {qppo}, on the sampled action {qppo-sampled}, PPO {ppo})"
-    last, sampled, greedy = ({name: f"{value:.2f}" for name, (value,) in found.items()} for found in (last, sampled, greedy))
+    last, sampled, greedy = map(two_digits, (last, sampled, greedy))
     assert f"* {last['pqn']} (95 % interval" in page and "QPPO has {qppo} and PPO {ppo} with sampled".format(**last) in page
     assert f"new episodes {sampled['pqn']} with exploration {peers.format(**sampled)}" in page
     assert f"all greedy, {greedy['pqn']} {peers.format(**greedy)}" in page
-    equal = relative_returns("minatar_equal", "a2c"), EQUAL("greedy")
-    last, greedy = ({name: f"{value:.2f}" for name, (value,) in found.items()} for found in equal)
+    last, greedy = map(two_digits, (relative_returns("minatar_equal", "a2c"), EQUAL("greedy")))
     assert f"it has less, {last['pqn']} (" in page and "QPPO has {qppo} and PPO {ppo}; all greedy".format(**last) in page
     assert "all greedy {pqn}, {qppo} and {ppo}".format(**greedy) in page
     assert f"PQN ({greedy['pqn']}, no preset) lost Freeway" in words_of(README)
@@ -495,9 +508,8 @@ def test_figures_of_qppo_are_the_same_on_all_pages():
     for page in (QPPO_PAGE, DOCS / "qppo.md"):
         assert qppo in words_of(page) and sampled in words_of(page)
     assert f"{qppo} times tuned A2C's return" in words_of(DOCS / "qppo.md") and f"PPO {ppo}" in words_of(DOCS / "qppo.md")
-    found = {name: [f"{value:.2f}" for value in values] for name, values in EQUAL("sampled", "greedy").items()}
-    (sampled, greedy), (sampled_ppo, greedy_ppo) = found["qppo"], found["ppo"]
-    text = f"on new episodes {sampled}, PPO {sampled_ppo}; greedy {greedy} and {greedy_ppo}"
+    sampled, greedy = map(two_digits, (EQUAL("sampled"), EQUAL("greedy")))
+    text = f"on new episodes {sampled['qppo']}, PPO {sampled['ppo']}; greedy {greedy['qppo']} and {greedy['ppo']}"
     assert text in words_of(DOCS / "qppo.md")
     for change in ("without the correction", "one epoch", "without shrinkage", "with LayerNorm", "without KL term"):
         assert row_of(RESULTS_PAGE, change)[1].partition(" (")[0] in words_of(DOCS / "qppo.md"), change
