@@ -295,13 +295,13 @@ def steps_to_18(study):
     return found
 
 
-def greedy_agents(study, environment):
-    """For each group the mean over seeds of the agents' greedy returns."""
+def agents_of(study, environment, kind="greedy"):
+    """For each group the mean over seeds of the agents' greedy or sampled returns."""
     values = defaultdict(list)
     for line in (ROOT / "results" / study / "agents.jsonl").read_text().splitlines():
         agent = json.loads(line)
         if agent["env"] == environment:
-            values[agent["run"].rpartition("_seed-")[0]].append(agent["greedy"])
+            values[agent["run"].rpartition("_seed-")[0]].append(agent[kind])
     return {group: [np.mean(figures)] for group, figures in values.items()}
 
 
@@ -354,6 +354,7 @@ def sampled_and_greedy_of_equal():
 
 QA2C_AND_A2C = (("task1", "all-action"), ("task2", "all-action-baseline"), ("beta1", "beta-loo"), ("a2c",))
 QPPO_AND_PEERS = (("qppo",), ("qppo-sampled",), ("ppo",))
+ATARI_COLUMNS = (*QPPO_AND_PEERS, ("pqn",))
 EQUAL_COLUMNS = (("qppo",), ("ppo",), ("pqn",))
 README_COLUMNS = (*QPPO_AND_PEERS, ("qa2c", "all-action"), ("a2c",))
 EQUAL = functools.partial(relative_returns_of_agents, study="minatar_equal")
@@ -384,15 +385,15 @@ FIGURES = {
         "Breakout of MinAtar": (QA2C_AND_A2C, lambda: means_of("minatar", ["MinAtar/Breakout-v1"])),
         "Pong, million steps to 18, two": (QA2C_AND_A2C, lambda: steps_to_18("pong")),
         "Space Invaders, 10 million": (QA2C_AND_A2C, lambda: means_of("spaceinvaders", [SPACE_INVADERS], "training_return")),
-        "FrozenLake": (QA2C_AND_A2C, lambda: greedy_agents("tabular", "FrozenLake-v1")),
-        "Blackjack": (QA2C_AND_A2C, lambda: greedy_agents("tabular", "Blackjack-v1")),
+        "FrozenLake": (QA2C_AND_A2C, lambda: agents_of("tabular", "FrozenLake-v1")),
+        "Blackjack": (QA2C_AND_A2C, lambda: agents_of("tabular", "Blackjack-v1")),
         "MinAtar's five games": (QPPO_AND_PEERS, lambda: relative_returns("minatar_report", "a2c")),
         "new episodes, sampled": (QPPO_AND_PEERS, lambda: relative_returns_of_agents("sampled")),
         "new episodes, greedy": (QPPO_AND_PEERS, lambda: relative_returns_of_agents("greedy")),
         "MinAtar, searches of equal size": (QPPO_AND_PEERS, lambda: EQUAL("sampled")),
         "the same, greedy": (QPPO_AND_PEERS, lambda: EQUAL("greedy")),
-        "Atari's Breakout": (QPPO_AND_PEERS, lambda: each_seed("atari", BREAKOUT)),
-        "Atari's Space Invaders": (QPPO_AND_PEERS, lambda: each_seed("atari", SPACE_INVADERS)),
+        "Atari's Breakout": (ATARI_COLUMNS, lambda: each_seed("atari", BREAKOUT)),
+        "Atari's Space Invaders": (ATARI_COLUMNS, lambda: each_seed("atari", SPACE_INVADERS)),
         "Pong, million steps to 18, ten seeds, PPO three": (QPPO_AND_PEERS, qppo_and_ppo_of_pong),
         "Pong, earlier preset": (QPPO_AND_PEERS, lambda: steps_to_18("pong_qppo")),
         "CartPole, 50,000 steps": (QPPO_AND_PEERS, lambda: means_of("classic_qppo_searched", ["CartPole-v1"])),
@@ -412,6 +413,17 @@ FIGURES = {
         "last evaluation": (EQUAL_COLUMNS, lambda: relative_returns("minatar_equal", "a2c")),
         "[new episodes](agents.jsonl), sampled": (EQUAL_COLUMNS, lambda: EQUAL("sampled")),
         "new episodes, greedy": (EQUAL_COLUMNS, lambda: EQUAL("greedy")),
+    },
+    ROOT
+    / "results"
+    / "atari"
+    / "README.md": {
+        "Breakout |": (ATARI_COLUMNS, lambda: each_seed("atari", BREAKOUT)),
+        "Space Invaders |": (ATARI_COLUMNS, lambda: each_seed("atari", SPACE_INVADERS)),
+        "Breakout, sampled": (ATARI_COLUMNS, lambda: agents_of("atari", BREAKOUT, "sampled")),
+        "Breakout, greedy": (ATARI_COLUMNS, lambda: agents_of("atari", BREAKOUT)),
+        "Space Invaders, sampled": (ATARI_COLUMNS, lambda: agents_of("atari", SPACE_INVADERS, "sampled")),
+        "Space Invaders, greedy": (ATARI_COLUMNS, lambda: agents_of("atari", SPACE_INVADERS)),
     },
 }
 
@@ -454,7 +466,7 @@ def two_digits(found):
     return {group: f"{value:.2f}" for group, (value,) in found.items()}
 
 
-def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
+def test_pqn_and_qa2c_are_those_of_the_data():
     last, sampled, greedy = relative_returns("minatar_report", "a2c"), *map(relative_returns_of_agents, ("sampled", "greedy"))
     assert f"PQN ({last['pqn'][0]:.2f} in the figure)" in words_of(README)
     for start, found in {"MinAtar's": last, "new episodes, sampled": sampled, "new episodes, greedy": greedy}.items():
@@ -470,6 +482,9 @@ def test_pqn_and_qa2c_on_minatar_are_those_of_the_data():
     assert f"it has less, {last['pqn']} (" in page and "QPPO has {qppo} and PPO {ppo}; all greedy".format(**last) in page
     assert "all greedy {pqn}, {qppo} and {ppo}".format(**greedy) in page
     assert f"PQN ({greedy['pqn']}, no preset) lost Freeway" in words_of(README)
+    atari = [agents_of("atari", environment) for environment in (BREAKOUT, SPACE_INVADERS)]
+    games = [f"{found['pqn'][0]:.0f} ({peer}{found['ppo'][0]:.0f})" for found, peer in zip(atari, ("PPO ", ""), strict=True)]
+    assert f"one seed, greedy: {'; Space Invaders '.join(games)}." in page
 
 
 def test_figures_of_minatar_are_those_of_the_presets():
