@@ -482,6 +482,7 @@ def test_pqn_and_qa2c_are_those_of_the_data():
     assert f"it has less, {last['pqn']} (" in page and "QPPO has {qppo} and PPO {ppo}; all greedy".format(**last) in page
     assert "all greedy {pqn}, {qppo} and {ppo}".format(**greedy) in page
     assert f"PQN ({greedy['pqn']}, no preset) lost Freeway" in words_of(README)
+    assert "greedy, 18 after [{} and {} million".format(*steps_to_18("pong_robust/pqn")["pqn"]) in page
     atari = [agents_of("atari", environment) for environment in (BREAKOUT, SPACE_INVADERS)]
     games = [f"{found['pqn'][0]:.0f} ({peer}{found['ppo'][0]:.0f})" for found, peer in zip(atari, ("PPO ", ""), strict=True)]
     assert f"one seed, greedy: {'; Space Invaders '.join(games)}." in page
