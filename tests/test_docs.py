@@ -265,6 +265,10 @@ def test_the_study_file_of_the_page_is_one_that_can_be_run(tmp_path):
 # ---- figures ----
 
 
+def page_of(study):
+    return ROOT / "results" / study / "README.md"
+
+
 def runs_of(study):
     """The runs of a study under results/, or of its part, that came to their end: environment, group, seed, steps, figures."""
     with (ROOT / "results" / study.partition("/")[0] / "runs.csv").open(newline="") as file:
@@ -399,25 +403,16 @@ FIGURES = {
         "CartPole, 50,000 steps": (QPPO_AND_PEERS, lambda: means_of("classic_qppo_searched", ["CartPole-v1"])),
         **{change: (((group,),), lambda: relative_returns("ablation", "qppo")) for change, group in CHANGES.items()},
     },
-    ROOT
-    / "results"
-    / "minatar"
-    / "README.md": {
+    page_of("minatar"): {
         game: ((("a2c",), ("task1", "all-action")), lambda game=game: means_of("minatar", [f"MinAtar/{game}-v1"]))
         for game in GAMES
     },
-    ROOT
-    / "results"
-    / "minatar_equal"
-    / "README.md": {
+    page_of("minatar_equal"): {
         "last evaluation": (EQUAL_COLUMNS, lambda: relative_returns("minatar_equal", "a2c")),
         "[new episodes](agents.jsonl), sampled": (EQUAL_COLUMNS, lambda: EQUAL("sampled")),
         "new episodes, greedy": (EQUAL_COLUMNS, lambda: EQUAL("greedy")),
     },
-    ROOT
-    / "results"
-    / "atari"
-    / "README.md": {
+    page_of("atari"): {
         "Breakout |": (ATARI_COLUMNS, lambda: each_seed("atari", BREAKOUT)),
         "Space Invaders |": (ATARI_COLUMNS, lambda: each_seed("atari", SPACE_INVADERS)),
         "Breakout, sampled": (ATARI_COLUMNS, lambda: agents_of("atari", BREAKOUT, "sampled")),
