@@ -480,7 +480,7 @@ def test_pqn_and_qa2c_are_those_of_the_data():
     assert "greedy, 18 after [{} and {} million".format(*steps_to_18("pong_robust/pqn")["pqn"]) in page
     atari = [agents_of("atari", environment) for environment in (BREAKOUT, SPACE_INVADERS)]
     games = [f"{found['pqn'][0]:.0f} ({peer}{found['ppo'][0]:.0f})" for found, peer in zip(atari, ("PPO ", ""), strict=True)]
-    assert f"one seed, greedy: {'; Space Invaders '.join(games)}." in page
+    assert f"two seeds, greedy: {'; Space Invaders '.join(games)}." in page
 
 
 def test_figures_of_minatar_are_those_of_the_presets():
