@@ -323,14 +323,15 @@ def ends(values_of_groups):
     return {group: [min(values), max(values)] for group, values in values_of_groups.items()}
 
 
-def qppo_and_ppo_of_pong():
+def peers_of_pong():
     """The fewest and the most steps to 18; of QPPO on the machine of the ten seeds."""
-    return ends({"ppo": steps_to_18("pong_robust/epyc")["ppo"]} | steps_to_18("pong_robust"))
+    ppo = {"ppo": steps_to_18("pong_robust/epyc")["ppo"]}
+    return ends(ppo | steps_to_18("pong_robust/pqn") | steps_to_18("pong_robust"))
 
 
 def pong_of_readme():
     """The fewest and the most steps to 18; of A2C also the planned steps of the run that did not pass it."""
-    found = ends(steps_to_18("pong") | steps_to_18("pong_qppo")) | qppo_and_ppo_of_pong()
+    found = ends(steps_to_18("pong") | steps_to_18("pong_qppo")) | peers_of_pong()
     missed = [run["steps"] / 1e6 for run in runs_of("pong") if run["last_evaluation"] < 18]
     return found | {"a2c": [*steps_to_18("pong")["a2c"], *missed]}
 
@@ -358,7 +359,7 @@ def sampled_and_greedy_of_equal():
 
 QA2C_AND_A2C = (("task1", "all-action"), ("task2", "all-action-baseline"), ("beta1", "beta-loo"), ("a2c",))
 QPPO_AND_PEERS = (("qppo",), ("qppo-sampled",), ("ppo",))
-ATARI_COLUMNS = (*QPPO_AND_PEERS, ("pqn",))
+PEERS_AND_PQN = (*QPPO_AND_PEERS, ("pqn",))
 EQUAL_COLUMNS = (("qppo",), ("ppo",), ("pqn",))
 README_COLUMNS = (*QPPO_AND_PEERS, ("qa2c", "all-action"), ("a2c",))
 EQUAL = functools.partial(relative_returns_of_agents, study="minatar_equal")
@@ -396,9 +397,9 @@ FIGURES = {
         "new episodes, greedy": (QPPO_AND_PEERS, lambda: relative_returns_of_agents("greedy")),
         "MinAtar, searches of equal size": (QPPO_AND_PEERS, lambda: EQUAL("sampled")),
         "the same, greedy": (QPPO_AND_PEERS, lambda: EQUAL("greedy")),
-        "Atari's Breakout": (ATARI_COLUMNS, lambda: each_seed("atari", BREAKOUT)),
-        "Atari's Space Invaders": (ATARI_COLUMNS, lambda: each_seed("atari", SPACE_INVADERS)),
-        "Pong, million steps to 18, ten seeds, PPO three": (QPPO_AND_PEERS, qppo_and_ppo_of_pong),
+        "Atari's Breakout": (PEERS_AND_PQN, lambda: each_seed("atari", BREAKOUT)),
+        "Atari's Space Invaders": (PEERS_AND_PQN, lambda: each_seed("atari", SPACE_INVADERS)),
+        "Pong, million steps to 18, ten seeds, PPO, PQN three": (PEERS_AND_PQN, peers_of_pong),
         "Pong, earlier preset": (QPPO_AND_PEERS, lambda: steps_to_18("pong_qppo")),
         "CartPole, 50,000 steps": (QPPO_AND_PEERS, lambda: means_of("classic_qppo_searched", ["CartPole-v1"])),
         **{change: (((group,),), lambda: relative_returns("ablation", "qppo")) for change, group in CHANGES.items()},
@@ -413,12 +414,12 @@ FIGURES = {
         "new episodes, greedy": (EQUAL_COLUMNS, lambda: EQUAL("greedy")),
     },
     page_of("atari"): {
-        "Breakout |": (ATARI_COLUMNS, lambda: each_seed("atari", BREAKOUT)),
-        "Space Invaders |": (ATARI_COLUMNS, lambda: each_seed("atari", SPACE_INVADERS)),
-        "Breakout, sampled": (ATARI_COLUMNS, lambda: agents_of("atari", BREAKOUT, "sampled")),
-        "Breakout, greedy": (ATARI_COLUMNS, lambda: agents_of("atari", BREAKOUT)),
-        "Space Invaders, sampled": (ATARI_COLUMNS, lambda: agents_of("atari", SPACE_INVADERS, "sampled")),
-        "Space Invaders, greedy": (ATARI_COLUMNS, lambda: agents_of("atari", SPACE_INVADERS)),
+        "Breakout |": (PEERS_AND_PQN, lambda: each_seed("atari", BREAKOUT)),
+        "Space Invaders |": (PEERS_AND_PQN, lambda: each_seed("atari", SPACE_INVADERS)),
+        "Breakout, sampled": (PEERS_AND_PQN, lambda: agents_of("atari", BREAKOUT, "sampled")),
+        "Breakout, greedy": (PEERS_AND_PQN, lambda: agents_of("atari", BREAKOUT)),
+        "Space Invaders, sampled": (PEERS_AND_PQN, lambda: agents_of("atari", SPACE_INVADERS, "sampled")),
+        "Space Invaders, greedy": (PEERS_AND_PQN, lambda: agents_of("atari", SPACE_INVADERS)),
     },
 }
 
@@ -477,7 +478,7 @@ def test_pqn_and_qa2c_are_those_of_the_data():
     assert f"it has less, {last['pqn']} (" in page and "QPPO has {qppo} and PPO {ppo}; all greedy".format(**last) in page
     assert "all greedy {pqn}, {qppo} and {ppo}".format(**greedy) in page
     assert f"PQN ({greedy['pqn']}, no preset) lost Freeway" in words_of(README)
-    assert "greedy, 18 after [{} and {} million".format(*steps_to_18("pong_robust/pqn")["pqn"]) in page
+    assert "greedy, 18 after [{} to {} million".format(*peers_of_pong()["pqn"]) in page
     atari = [agents_of("atari", environment) for environment in (BREAKOUT, SPACE_INVADERS)]
     games = [f"{found['pqn'][0]:.0f} ({peer}{found['ppo'][0]:.0f})" for found, peer in zip(atari, ("PPO ", ""), strict=True)]
     assert f"two seeds, greedy: {'; Space Invaders '.join(games)}." in page
