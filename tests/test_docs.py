@@ -510,7 +510,7 @@ def test_probabilities_of_improvement_on_minatar_are_those_of_the_data():
         assert row_of(QPPO_PAGE, start)[2].startswith(f"{improvement(last['qppo'], last[other]):.2f} (")
     probability = f"{improvement(whole['qppo'], whole['qppo-sampled']):.2f}"
     assert f"probability of improvement is {probability} (" in words_of(QPPO_PAGE)
-    page = ROOT / "results" / "minatar_report" / "README.md"
+    page = page_of("minatar_report")
     assert f"over the sampled-action baseline is {probability} (" in words_of(page)
 
 
