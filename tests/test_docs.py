@@ -481,7 +481,11 @@ def test_pqn_and_qa2c_are_those_of_the_data():
     assert "greedy, 18 after [{} to {} million".format(*peers_of_pong()["pqn"]) in page
     atari = [agents_of("atari", environment) for environment in (BREAKOUT, SPACE_INVADERS)]
     games = [f"{found['pqn'][0]:.0f} ({peer}{found['ppo'][0]:.0f})" for found, peer in zip(atari, ("PPO ", ""), strict=True)]
-    assert f"two seeds, greedy: {'; Space Invaders '.join(games)}." in page
+    assert f"three seeds, greedy: {'; Space Invaders '.join(games)}." in page
+    seeds = each_seed("atari", BREAKOUT)
+    less = np.mean(seeds["pqn"]) - np.mean(seeds["ppo"])
+    low, high = ttest_ind(seeds["pqn"], seeds["ppo"], equal_var=False).confidence_interval()
+    assert f"PQN is behind PPO on Breakout ({less:.0f}, {low:.0f} to {high:.0f};" in words_of(page_of("atari"))
 
 
 def test_figures_of_minatar_are_those_of_the_presets():
