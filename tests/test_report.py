@@ -204,6 +204,17 @@ def test_curves_have_titles_and_steps_where_the_first_or_last_environment_has_no
     assert [panel.get_ylabel() for panel in drawn] == ["B-v0", ""]
 
 
+def test_labels_of_environments_with_long_names_do_not_overlap(tmp_path, monkeypatch):
+    for env_id in ("BreakoutNoFrameskip-v4", "SpaceInvadersNoFrameskip-v4"):
+        write_run(tmp_path / env_id, "a2c", 0, [[0, 2]], env_id=env_id)
+    figures = []
+    monkeypatch.setattr("sb3_qac.study.report.save_figure", lambda figure, path: figures.append(figure))
+    draw_curves(load_study(tmp_path), tmp_path / "curves")
+    figures[0].draw_without_rendering()
+    upper, lower = [panel.yaxis.label.get_window_extent() for panel in figures[0].axes if panel.get_ylabel()]
+    assert upper.y0 > lower.y1
+
+
 def test_all_panels_have_one_legend(tmp_path, monkeypatch):
     for env_id, group in ("First-v0", "a2c"), ("Second-v0", "a2c"), ("Second-v0", "qppo"):
         write_run(tmp_path / env_id, group, 0, [[0, 2], [10, 12]], env_id=env_id)

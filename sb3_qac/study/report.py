@@ -128,14 +128,14 @@ def draw_curves(envs: dict[str, Groups], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     # One environment has two rows of panels; several environments have one row each
-    n_rows, n_columns, size = (2, 3, (13, 7)) if len(envs) == 1 else (len(envs), 6, (15, 2.2 * len(envs)))
+    n_rows, n_columns, size = (2, 3, (13, 7)) if len(envs) == 1 else (len(envs), 6, (15, 2.6 * len(envs)))
     figure, panels = plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False)
     rows = panels.reshape(len(envs), 6)
     for row, (env_id, groups) in zip(rows, envs.items(), strict=True):
         for panel, tag in zip(row, CURVES, strict=True):
             _draw_curve(panel, tag, groups)
         for panel in _visible(row)[:1]:
-            panel.set_ylabel(env_id if len(envs) > 1 else "")
+            panel.set_ylabel(env_id if len(envs) > 1 else "", fontsize="small")
     for column, title in zip(rows.T, CURVES.values(), strict=True):
         for panel in _visible(column)[:1]:
             panel.set_title(title, fontsize="medium")
