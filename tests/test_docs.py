@@ -19,12 +19,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from scipy.stats import trim_mean, ttest_ind
+from scipy.stats import trim_mean
 from stable_baselines3 import PPO
 
 from sb3_qac import QA2C, QPPO, __version__
 from sb3_qac.common.minatar import register_minatar_envs
 from sb3_qac.study.catalogue import STUDIES, study_of
+from sb3_qac.study.statistics import difference
 from sb3_qac.zoo import register
 
 ROOT = Path(__file__).parent.parent
@@ -490,9 +491,8 @@ def test_pqn_and_qa2c_are_those_of_the_data():
     differences = []
     for kind in "sampled", "greedy":
         found = each_agent("atari", BREAKOUT, kind)
-        interval = ttest_ind(found["pqn"], found["ppo"], equal_var=False).confidence_interval()
-        mean = np.mean(found["pqn"]) - np.mean(found["ppo"])
-        differences.append(f"{mean:+.0f}, {interval.low:+.0f} to {interval.high:+.0f}")
+        less = difference(found["pqn"], found["ppo"])
+        differences.append(f"{less.mean:+.0f}, {less.low:+.0f} to {less.high:+.0f}")
     sampled, greedy = differences
     assert f"PQN is behind PPO if sampled ({sampled}; greedy: {greedy})" in words_of(page_of("atari"))
 
@@ -598,10 +598,7 @@ def test_games_of_minatar_in_which_qa2c_is_behind_are_those_of_the_data():
     for run in runs_of("minatar"):
         values[run["group"].replace("task1", "all-action"), run["environment"]].append(run["last_evaluation"])
     intervals = {
-        game: ttest_ind(
-            values["all-action", f"MinAtar/{game}-v1"], values["a2c", f"MinAtar/{game}-v1"], equal_var=False
-        ).confidence_interval()
-        for game in GAMES
+        game: difference(values["all-action", f"MinAtar/{game}-v1"], values["a2c", f"MinAtar/{game}-v1"]) for game in GAMES
     }
     assert not any(interval.low > 0 for interval in intervals.values())
     *others, last = [game for game, interval in intervals.items() if interval.high < 0]
